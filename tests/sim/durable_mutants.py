@@ -28,6 +28,7 @@ from gangline.dispatcher.durable.policies import start_order as keys_module
 from gangline.dispatcher.durable.policies.start_order import Place, RankedSet, ReadyQueue
 from gangline.dispatcher.durable.queue import attempts as flights_module
 from gangline.dispatcher.durable.queue.attempts import AttemptSender
+from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
 from gangline.dispatcher.durable.queue.recovery import QueueRecovery
 from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
 from gangline.dispatcher.durable.queue.tenant_reader import TenantReader
@@ -39,20 +40,26 @@ from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.wait_queue import TenantTurns
 from gangline.runtime.rate import RateLimiter
 from gangline.schemas.messages import submission as submission_module
+from gangline.schemas.messages.jobs import ListReply, ListRequest
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 from gangline.schemas.wire.frames import Frame, Reason
-from gangline.testing.sim.plan.durable_draw import (
-    draw_durable_plan,
+from gangline.testing.sim.plan.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan.durable_plan import JobKind
+from gangline.testing.sim.plan.histories import (
+    draw_listed_plan,
+    draw_returned_plan,
+    draw_shared_unit_plan,
     draw_tenants_plan,
     draw_unacknowledged_plan,
     draw_unheard_plan,
+    draw_withdrawn_plan,
 )
-from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, Plan, leader_of
 from gangline.worker.server import WorkerServer
 from gangline.worker.slots.admission_core import AdmissionCore
+from gangline.worker.slots.job_table import JobKey, JobTable
 from gangline.worker.slots.lease_table import RouterHistory
 from gangline.worker.slots.method_limits import MethodLimit
 from gangline.worker.wire.answer_batcher import FrameResponder
@@ -507,3 +514,48 @@ def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(patch: pytes
         return None
 
     patch.setattr(JobQueries, "_coming", coming)
+
+
+# -- twins ------------------------------------------------------------------------------------------------------------
+
+
+@mutant("L12", draw=draw_returned_plan)
+def an_execution_that_another_worker_has_taken_over_runs_on(patch: pytest.MonkeyPatch) -> None:
+    original = JobTable.stored
+
+    def stored(self: JobTable, key: JobKey, attempt: int, now: float) -> None:
+        original(self, key, attempt, now)
+
+    patch.setattr(JobTable, "stored", stored)
+
+
+@mutant("L10", draw=draw_withdrawn_plan)
+def a_schedule_that_is_cancelled_leaves_the_message_that_it_was_made_from(patch: pytest.MonkeyPatch) -> None:
+    async def cancel_submission(self: JobQueries, *args: Any) -> bool:
+        return False
+
+    patch.setattr(JobQueries, "_cancel_submission", cancel_submission)
+
+
+@mutant("limit-waits", draw=draw_shared_unit_plan)
+def the_next_lease_is_asked_for_wherever_it_is_the_turn(patch: pytest.MonkeyPatch) -> None:
+    original = SlotLessor._lease
+
+    async def lease(self: SlotLessor, slots: int, method: str | None, patience_s: float | None, prefers: str) -> None:
+        await original(self, slots, method, patience_s, "")
+
+    patch.setattr(SlotLessor, "_lease", lease)
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+@mutant("listed", draw=draw_listed_plan)
+def a_new_owner_says_that_it_has_read_what_was_there_when_it_took_the_queue(patch: pytest.MonkeyPatch) -> None:
+    original = QueueRunner.listed
+
+    def listed(self: QueueRunner, request: ListRequest, tenant: str = "") -> ListReply:
+        reply = original(self, request, tenant)
+        return reply.model_copy(update={"read_to": max(reply.read_to, self._old_to)})
+
+    patch.setattr(QueueRunner, "listed", listed)

@@ -15,6 +15,7 @@ from gangline.coordinator.core import owner_requests as owners_module
 from gangline.coordinator.core import scheduler as forming_module
 from gangline.coordinator.core.commit_pipeline import GrantPipeline
 from gangline.coordinator.core.members import Teardown
+from gangline.coordinator.core.owner_requests import OwnerRequests
 from gangline.coordinator.core.scheduler import GangScheduler
 from gangline.coordinator.core.standing_sets import StandingSets
 from gangline.coordinator.election.leader_record import LeaderKey
@@ -28,10 +29,11 @@ from gangline.coordinator.scheduling import placement as placement_module
 from gangline.coordinator.server import effect_executor as effects_module
 from gangline.dispatcher.gangs import owner_core as owner_module
 from gangline.schemas.names import MARK, Names
-from gangline.schemas.records.gangs import GangSetStatus, GangState, LeaderRecord, RestartPolicy
+from gangline.schemas.records.gangs import GangSetStatus, GangState, LeaderRecord
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import BadStart, Breaking, GangKind
-from gangline.testing.sim.plan.plan import COORDINATOR_FAULTS, POOLS, Accident, Plan
+from gangline.testing.sim.plan.histories import draw_repairs_plan, draw_roll_plan
+from gangline.testing.sim.plan.plan import POOLS, Accident, Plan
 from gangline.worker.gangs.member_tasks import MemberTasks
 from gangline.worker.gangs.reconciler import form_request_of
 from gangline.worker.slots import gang_core as seats_module
@@ -283,17 +285,7 @@ def old_gangs_go_when_new_ones_have_formed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StandingSets, "_last_that_serves", lambda self, gang, live: False)
 
 
-def _repairs_sets(plan: Plan) -> bool:
-    """Plans with several candidates and a set whose gangs replace single members."""
-    assert plan.gangs is not None
-    sets = [json.loads(step.record) for step in plan.gangs.sets if step.record is not None]
-    repaired = any(
-        each["gang"]["restart"] == RestartPolicy.RESTART_MEMBER and each["gang"]["size"] > 1 for each in sets
-    )
-    return repaired and any(event.accident in COORDINATOR_FAULTS for event in plan.events)
-
-
-@gang_mutant("roll", needs=_repairs_sets, seeds=400)
+@mutant("roll", draw=draw_roll_plan)
 def a_new_leader_counts_a_failure_that_is_being_repaired_again(patch: pytest.MonkeyPatch) -> None:
     original = StandingSets.remember
 
@@ -301,3 +293,19 @@ def a_new_leader_counts_a_failure_that_is_being_repaired_again(patch: pytest.Mon
         original(self, name, status.model_copy(update={"repairing": 0}))
 
     patch.setattr(StandingSets, "remember", remember)
+
+
+# -- repairs ----------------------------------------------------------------------------------------------------------
+
+
+@mutant("L8", draw=draw_repairs_plan)
+def a_loss_that_is_being_replaced_counts_at_once_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ManagedGang, "recorded_failures", property(lambda self: self.failures))
+
+
+@mutant("L5", draw=draw_repairs_plan)
+def an_owner_that_is_heard_again_while_a_commit_is_in_flight_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    def renewed(self: OwnerRequests, gang: ManagedGang) -> None:
+        self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
+
+    patch.setattr(OwnerRequests, "_renewed", renewed)

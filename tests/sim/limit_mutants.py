@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.records.workers import LimitRecord
+from gangline.schemas.records.workers import HeldShare, LimitRecord
+from gangline.testing.sim.plan.histories import draw_contended_plan
 from gangline.testing.sim.plan.plan import Plan, draw_plan
 from gangline.testing.sim.plan.variants import with_limits
 from gangline.worker.registration.limit_shares import LimitShares
@@ -54,9 +55,34 @@ def a_silent_worker_is_taken_for_dead_although_its_heartbeat_is_there(patch: pyt
     patch.setattr(LimitShares, "_lives", lives)
 
 
-@limit_mutant("limit-waits", needs=_several)
+@mutant("limit-waits", draw=draw_contended_plan)
 def a_unit_that_is_idle_is_never_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareCore, "_give", lambda *_: False)
+
+
+@mutant("limit-waits", draw=draw_contended_plan)
+def a_worker_that_needs_a_unit_does_not_say_so(patch: pytest.MonkeyPatch) -> None:
+    """So it gets none unless there are free ones, and the law may not rely on who says that he waits."""
+    take = ShareCore._take
+
+    def silent(self: ShareCore, shares: dict[str, HeldShare], waiting: list[str], *args: Any) -> bool:
+        known = list(waiting)
+        taken = take(self, shares, waiting, *args)
+        waiting[:] = known if not taken else waiting
+        return taken
+
+    patch.setattr(ShareCore, "_take", silent)
+
+
+@mutant("limit-waits", draw=draw_contended_plan)
+def a_worker_whose_own_callers_wait_keeps_its_units(patch: pytest.MonkeyPatch) -> None:
+    give = ShareCore._give
+
+    def greedy(self: ShareCore, *args: Any) -> bool:
+        *_, pressed, _now = args
+        return False if pressed else give(self, *args)
+
+    patch.setattr(ShareCore, "_give", greedy)
 
 
 def _rated(plan: Plan) -> bool:

@@ -22,11 +22,13 @@ from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.leases.selection import Selection
 from gangline.dispatcher.pools.pool import RoutedPool, WorkerDiscovery
 from gangline.dispatcher.routing.worker_table import WorkerEntry, WorkerTable
+from gangline.dispatcher.transport.channel import WorkerChannel
 from gangline.dispatcher.transport.exchange import RequestExchange
 from gangline.runtime.failure_detector import FailureDetector, FreezeDetector
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.wire.frames import RequestOp
 from gangline.testing.sim.calls.slots import WorkerModel
+from gangline.testing.sim.plan.histories import draw_absences_plan
 from gangline.testing.sim.plan.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
 from gangline.worker.ledger import core_driver as driver_module
@@ -572,3 +574,15 @@ def a_delta_leaves_out_what_is_gone(patch: pytest.MonkeyPatch) -> None:
         return delta if delta is None else replace(delta, gone={})
 
     patch.setattr(Board, "take", take)
+
+
+# -- absences ---------------------------------------------------------------------------------------------------------
+
+
+@mutant("outcome", draw=draw_absences_plan)
+def two_absences_of_a_worker_are_one(patch: pytest.MonkeyPatch) -> None:
+    def on_unheard_check(self: RequestExchange, channel: WorkerChannel, check: int) -> None:
+        if check == channel.checks:
+            self._nobody_there(channel)
+
+    patch.setattr(RequestExchange, "_on_unheard_check", on_unheard_check)

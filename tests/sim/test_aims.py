@@ -12,6 +12,7 @@ from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.plan import OF_OWNERS, Accident, Moment, draw_plan
 from gangline.testing.sim.plan.variants import AIMED_AT, draw_aims, with_aims
 from gangline.testing.sim.run import run
+from gangline.testing.sim.stage.stage import Aimer
 
 from ..scale import repetitions
 
@@ -34,6 +35,22 @@ def test_all_moments_are_aimed_at_and_owners_are_killed_at_each_of_theirs():
     assert {aim.moment for aim in aims if aim.accident is Accident.CLIENT_CRASH} == set(OF_OWNERS)
     assert {aim.accident for aim in aims if aim.moment is Moment.TO_RUN} == {Accident.PARTITION, Accident.WORKER_CRASH}
     assert {aim.moment for seed in range(20) for aim in draw_aims(draw_plan(seed))} == {Moment.STREAM}
+
+
+@pytest.mark.long
+def test_each_moment_that_is_aimed_at_occurs(monkeypatch):
+    passes, seen = Aimer.passes, set()
+
+    def passed(self, moment, gang=""):
+        seen.add(moment)
+        passes(self, moment, gang)
+
+    monkeypatch.setattr(Aimer, "passes", passed)
+    for seed in range(30):
+        run(seed, aims=True, gangs=True)
+        if seen >= set(AIMED_AT):
+            return
+    pytest.fail(f"these do not: {set(AIMED_AT) - seen}")
 
 
 def test_nothing_but_the_aims_is_another():

@@ -11,13 +11,17 @@ import pytest
 from gangline.schemas.records.jobs import DeadReason
 from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.history.troubles import Troubles
-from gangline.testing.sim.plan.durable_draw import (
-    draw_durable_plan,
+from gangline.testing.sim.plan.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
+from gangline.testing.sim.plan.histories import (
+    draw_listed_plan,
+    draw_returned_plan,
+    draw_shared_unit_plan,
     draw_tenants_plan,
     draw_unacknowledged_plan,
     draw_unheard_plan,
+    draw_withdrawn_plan,
 )
-from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
 from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, draw_plan
 from gangline.testing.sim.run import run
 
@@ -61,6 +65,21 @@ def test_a_tenant_that_fills_the_window_does_not_hold_up_others(seed):
     report = run(seed, plan=draw_tenants_plan(seed))
     assert report.ok, str(report)
     assert report.durable["done"] > 20
+
+
+HISTORIES = (
+    draw_listed_plan,
+    draw_returned_plan,
+    draw_shared_unit_plan,
+    draw_withdrawn_plan,
+)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=30)))
+@pytest.mark.parametrize("draw", HISTORIES)
+def test_no_law_is_broken_in_rare_histories(draw, seed):
+    report = run(seed, plan=draw(seed))
+    assert report.ok, str(report)
 
 
 def test_plans_with_durable_tasks_are_those_without_and_more():

@@ -11,6 +11,7 @@ import pytest
 from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import Breaking, GangKind
+from gangline.testing.sim.plan.histories import draw_repairs_plan, draw_roll_plan
 from gangline.testing.sim.plan.plan import COORDINATOR_FAULTS, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
@@ -33,6 +34,13 @@ def test_no_law_is_broken_by_gangs(first):
     assert befell["formed"] > 50 and befell["members"] > 50 and befell["torn: released"] and befell["meetings"]
     assert befell["torn: owner_lost"] and befell["torn: worker_lost"] and befell["torn: replaced"]
     assert total_outcomes(reports)["acquired"] > len(reports) * 2 / 5
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(2, whole=60)))
+@pytest.mark.parametrize("draw", [draw_repairs_plan, draw_roll_plan])
+def test_no_law_is_broken_by_a_second_fault_during_a_repair(draw, seed):
+    report = run(seed, plan=draw(seed))
+    assert report.ok, str(report)
 
 
 def test_plans_with_gangs_are_those_without_and_more():

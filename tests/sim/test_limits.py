@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from gangline.testing.sim.plan.histories import draw_contended_plan
 from gangline.testing.sim.plan.plan import draw_plan
 from gangline.testing.sim.plan.variants import with_limits
 from gangline.testing.sim.run import run, total_outcomes
@@ -19,6 +22,12 @@ def test_no_law_is_broken_where_limits_hold_over_all_workers():
     broken = [str(report) for report in reports if not report.ok]
     assert not broken, "\n\n".join(broken)
     assert total_outcomes(reports)["ok"] > 50
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(3, whole=60)))
+def test_who_waits_for_a_unit_gets_one_under_contention(seed):
+    report = run(seed, plan=draw_contended_plan(seed))
+    assert report.ok, str(report)
 
 
 def test_nothing_but_the_limits_and_the_calls_of_their_tasks_is_another():

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gangline.testing.sim.__main__ import main
+from gangline.testing.sim.plan.histories import draw_absences_plan
 from gangline.testing.sim.plan.plan import SERVER_FAULTS, StepKind, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
@@ -27,6 +28,12 @@ def test_no_law_is_broken(first):
     total = total_outcomes(reports)
     assert total["ok"] > 100
     assert total["cancelled"] and total["deadline_exceeded"] and total["leased"] and total["selection_used"]
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(3, whole=60)))
+def test_no_law_is_broken_by_a_worker_that_is_away_again_and_again(seed):
+    report = run(seed, plan=draw_absences_plan(seed))
+    assert report.ok, str(report)
 
 
 def test_plans_are_the_same_every_time_and_differ_by_seed():

@@ -11,6 +11,7 @@ from ....dispatcher.client.client import Client
 from ....dispatcher.jobs.job import Job
 from ....dispatcher.jobs.submitter import job_of_key
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, JobError, UnknownJob
+from ....schemas.messages.jobs import JobInfo
 from ....schemas.names import job_of_tenant
 from ..plan.durable_plan import JobKind, JobStep
 from ..stage.stage import Stage
@@ -20,6 +21,20 @@ PATIENCE_S = 80.0
 TRY_S = 1.0
 TRIES = 20
 PAUSE_S = 0.3
+LISTED = 50
+"""Jobs of one page."""
+
+
+async def list_jobs(client: Client) -> list[JobInfo]:
+    """All jobs, page by page."""
+    found: list[JobInfo] = []
+    cursor: str | None = None
+    while True:
+        page = await client.jobs(limit=LISTED, cursor=cursor)
+        found += page.jobs
+        cursor = page.next
+        if cursor is None:
+            return found
 
 
 class JobStepRunner:
@@ -44,6 +59,9 @@ class JobStepRunner:
         step = self._step
         if step.series is not None:
             await self._repeat()
+            return
+        if step.kind is JobKind.LIST:
+            await self._list()
             return
         self._jobs.asked(step)
         if step.kind in (JobKind.PUBLISH, JobKind.BAD):
@@ -241,6 +259,16 @@ class JobStepRunner:
                 if ended:
                     self._jobs.crons.ended(self._step)
                 return
+
+    async def _list(self) -> None:
+        unfinished = self._jobs.unfinished()
+        try:
+            found = await list_jobs(self._client)
+        except GanglineError as error:
+            self._note(f"no list: {error.code}: {error.message}")
+        else:
+            self._note(f"{len(found)} jobs are listed, {len(unfinished)} are unfinished")
+            self._jobs.listed(unfinished, found)
 
     async def _cancel(self, job: Job) -> None:
         self._jobs.dooms(self._step)

@@ -199,7 +199,7 @@ class GangStepRunner(RequestRecorder):
         self, operation: GangOperation, body: dict[str, Any], *, timeout_s: float = ASK_S, stranger: bool = False
     ) -> GangState | None:
         """Make one request and record its outcome. None: it failed, or the run is over."""
-        request, bus = self._begin(timeout_s), self._bus
+        request, bus, since = self._begin(timeout_s), self._bus, self._world.now()
         assert bus is not None
         try:
             answer = await bus.request(self._world.names.gang(operation), codec.to_json(body), timeout_s=timeout_s)
@@ -217,6 +217,8 @@ class GangStepRunner(RequestRecorder):
                 return None
             return GangState.QUEUED if isinstance(error, RequestTimeout) and not stranger else None
         self._note(request, f"{operation}: {reply.state} in generation {reply.generation}")
+        if operation is GangOperation.RENEW:
+            self._world.gangs.renewed(reply.id, self._step.ttl_s, since=since)
         self._world.outcomes.failed(request, f"{operation}: {reply.state}", may_have_started=False)
         return None if reply.state is GangState.ENDED else reply.state
 

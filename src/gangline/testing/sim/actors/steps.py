@@ -174,12 +174,15 @@ class StepRunner(RequestRecorder):
     def _begin(self, timeout_s: float | None = None) -> SimulatedRequest:
         step = self._step
         self._uses += 1
-        return self._world.outcomes.begin(
+        request = self._world.outcomes.begin(
             f"r{step.number}.{self._uses}",
             self._node,
             idempotent=step.method in IDEMPOTENT,
             timeout_s=step.timeout_s if timeout_s is None else timeout_s,
         )
+        request.pool, request.method = step.pool, step.method
+        request.plain = step.kind is StepKind.CALL and step.key is None
+        return request
 
     def _arguments(self, request: SimulatedRequest) -> dict[str, Any]:
         return {"request": request.id, "duration_s": self._step.duration_s, "ending": str(self._step.ending)}

@@ -43,6 +43,10 @@ class SimulatedRequest:
     """When a message that contains it last reached the server."""
     heard: bool = False
     """Whether a worker that could have run it was subscribed then."""
+    pool: str = ""
+    method: str = ""
+    plain: bool = False
+    """Whether it is a call that any worker of the pool may run."""
 
 
 class Outcomes:
@@ -175,6 +179,10 @@ class Outcomes:
                 self._checker.fail(
                     "hang", f"{request.id} of {request.node} has not ended {now - due_at:.2f} s too late"
                 )
+
+    def waiting(self) -> list[SimulatedRequest]:
+        """Requests for slots that have not started, of clients that live."""
+        return [each for each in self._open.values() if each.pool and not each.starts and each.node not in self._frozen]
 
     @property
     def open(self) -> int:

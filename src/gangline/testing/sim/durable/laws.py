@@ -6,15 +6,18 @@ never from dispatchers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import KvEntry, StreamMessage
 from ....schemas.errors.base import GanglineError, JobError
+from ....schemas.messages.jobs import JobInfo
 from ....schemas.names import Names
 from ....schemas.records.jobs import JobState, ResultRecord, TurnRecord
 from ....worker.context.task_context import TaskContext
+from ..calls.shared_limits import Waiter
 from ..history.checker import Checker, Trace
 from ..history.troubles import SERVER, SILENCE, Troubles
 from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
@@ -92,6 +95,7 @@ class JobWatch:
         )
         self.ends.loses_items = traffic is not None and traffic.item_bytes is not None
         self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
+        self.listings = 0
         self.crons = CronWatch(checker, trace, clock, troubles, self.models)
         self._senders: dict[tuple[str, str], str] = {}
         """When the latest attempt was sent, by worker process and job."""
@@ -208,6 +212,38 @@ class JobWatch:
         if not truth:
             self._fail("outcome", f"{step.request} ({job}) ended with {code} ({error.message}); its record: {record}")
 
+    # -- lists ----------------------------------------------------------------------------------------------------
+
+    def unfinished(self) -> set[str]:
+        """Jobs that are in each list, as long as they have not ended."""
+        return {model.job for model in self.models.values() if model.job is not None and self._stays_listed(model)}
+
+    def listed(self, before: set[str], found: list[JobInfo]) -> None:
+        """A client has listed all jobs; those were unfinished when it began. One that changes may be listed twice."""
+        self.listings += 1
+        if missing := (before & self.unfinished()) - {info.job for info in found}:
+            self._fail(
+                "listed", f"{len(missing)} of {len(before)} unfinished jobs are in no list: {sorted(missing)[:5]}"
+            )
+
+    def check_listed(self, found: list[JobInfo]) -> None:
+        """Nothing happens any more: each job whose result is kept is listed once, as it has ended."""
+        listed = Counter((info.job, info.state) for info in found)
+        wanted = Counter[tuple[str, JobState]]((job, record.state) for job, record in self.ends.records.items())
+        if listed != wanted:
+            self._fail(
+                "listed", f"at rest these are listed too often: {listed - wanted}, these too rarely: {wanted - listed}"
+            )
+
+    @staticmethod
+    def _stays_listed(model: JobModel) -> bool:
+        """Not if it moves from one part of the list to another meanwhile: delayed, or dead and replayed;
+        nor if its end leaves nothing behind."""
+        step = model.step
+        moves = step.delay_s is not None or step.series is not None or model.doomed or model.replaying
+        ended = model.record is not None or not step.keeps_result or step.bad is not None
+        return model.stored_at is not None and not moves and not ended
+
     # -- the tasks' code ------------------------------------------------------------------------------------------
 
     def body_started(self, number: int, node: str, request: str, cost: int, context: TaskContext) -> None:
@@ -242,6 +278,11 @@ class JobWatch:
         drains = self._drains_for(body.node)
         if drains is not None and drains[0] < drains[1] - TAKEN_OVER_S:
             body.drained_s = drains[0]
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Tasks that wait for slots or for units of limits that their methods declare."""
+        if self._idle is not None:
+            yield from self._idle.waiters()
 
     def look(self) -> None:
         """Check what should have happened by now."""
@@ -420,6 +461,7 @@ class JobWatch:
         add("ended well in a drain", sum(1 for body in returned if body.drained_s is not None))
         add("large results", sum(1 for record in self.ends.records.values() if record.object is not None))
         add("firings of schedules", self.crons.firings())
+        add("lists", self.listings)
         add("waits looked at", 0 if self._idle is None else self._idle.looked)
         add("turns kept", 0 if self._turns is None else self._turns.compared)
         add("turns of tenants", 0 if self._turns is None else self._turns.passed)

@@ -11,6 +11,7 @@ from ....dispatcher.jobs.stored import job_of
 from ....schemas.names import Names
 from ....worker.context.task_context import TaskContext
 from ..calls.ledger import QUIET_S
+from ..calls.shared_limits import WAITS_S, Waiter
 from ..history.checker import Checker
 from ..history.troubles import Troubles
 from ..plan.durable_plan import DurableTraffic
@@ -383,11 +384,35 @@ class Idle:
                     self._checker.fail("idle", text)
                     return
 
+    def waiters(self) -> Iterator[Waiter]:
+        """Tasks with `max_running`, of one slot, that only wait for a slot and a unit; none if others use the slots."""
+        if self._rooms() is None:
+            return
+        for model in self._models.values():
+            policy, waits = self._traffic.policy(model.step.method), model.stored_at
+            limited = policy.max_running is not None and policy.per_key is None and policy.rate_per_s is None
+            if model.bodies or waits is None or not limited or not self._waits(model):
+                continue
+            if COSTS[model.step.method] == 1 and not self._crowded(model):
+                yield Waiter(str(model), self._pool_of(model), model.step.method, waits + LEASED_S - WAITS_S)
+
+    def _crowded(self, model: JobModel) -> bool:
+        """Whether another task of its pool may have to start before it."""
+        return any(
+            not other.bodies
+            and other.record is None
+            and other.step.method != model.step.method
+            and other.stored_at is not None
+            for other in self._models.values()
+        )
+
     def _could_start(self, model: JobModel) -> bool:
         """Whether it only waits for a free slot."""
+        return not self._traffic.policy(model.step.method).limited and self._waits(model)
+
+    def _waits(self, model: JobModel) -> bool:
+        """Whether it only waits for a free slot, and for what its method declares."""
         step, traffic = model.step, self._traffic
-        if traffic.policy(step.method).limited:
-            return False
         if step.bad is not None or step.key is not None or step.delay_s or model.doomed or model.record is not None:
             return False
         return (

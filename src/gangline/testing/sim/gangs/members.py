@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ....dispatcher.gangs.gang import Gang
+from ....runtime.timers import CLOCKS_DIFFER
 from ....schemas.messages.gangs import GangReply, TeardownRequest
 from ....schemas.names import Names
 from ....schemas.records.gangs import GangRecord, GangState
@@ -107,6 +108,8 @@ class GangWatch:
         self.counts: Counter[str] = Counter()
         self._died_at: dict[str, float] = {}
         """By process."""
+        self._renewed: dict[str, float] = {}
+        """By gang: until when it lives, as its owner was told."""
         self._torn_at: list[tuple[float, str]] = []
         """When which gang was torn down."""
 
@@ -203,6 +206,10 @@ class GangWatch:
             self._checker.fail("outcome", f"{request}: rank {gang.rank} gathered {values} instead of {wanted}")
         self.counts["meetings"] += 1
 
+    def renewed(self, gang: str, ttl_s: float, *, since: float) -> None:
+        """An owner was told that its gang lives, which it asked at that time."""
+        self._renewed[gang] = since + ttl_s * (1 - CLOCKS_DIFFER)
+
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _torn(self, record: GangRecord) -> None:
@@ -211,6 +218,9 @@ class GangWatch:
         reason = record.reason.partition(":")[0]
         self.counts[f"torn: {reason}"] += 1
         self._trace.note("ledger", f"gang {record.id} torn down in generation {record.generation}: {record.reason}")
+        left_s = self._renewed.get(record.id, 0.0) - self._clock()
+        if reason == "owner_lost" and left_s > 0:
+            self._fail("L5", f"gang {record.id} ended as its owner did not renew, {left_s:.3f} s before it may: it did")
         owner, gang = self.owned.get(record.id, ("", None))
         if reason != "owner_lost" or gang is None or self._frozen(owner):
             return

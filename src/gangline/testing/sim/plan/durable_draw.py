@@ -10,14 +10,14 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ....bus.memory.faults import FaultRates
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ....schemas.records.workers import TaskPolicy
 from .durable_plan import Bad, DurableTraffic, JobEnding, JobKind, JobStep, RouteStep
-from .plan import DISPATCHER_FAULTS, LATENCY_S, Accident, Plan, PlanEvent, Storm, draw_plan
+from .plan import DISPATCHER_FAULTS, Accident, Plan, PlanEvent, draw_plan
 
 UNHEARD_SEEDS = 0.1
+LISTED_SEEDS = 1 / 6
 HOLDER = "holder"
 """In an event: the dispatcher that has the most queues at that moment."""
 
@@ -51,6 +51,7 @@ def draw_durable_plan(seed: int) -> Plan:
     if not plan.calm:
         events += _unheard(random.Random(f"{seed}-unheard"), plan, dispatchers)
     declared = _declared(random.Random(f"{seed}-policies"))
+    steps = _sorted(steps + _lists(random.Random(f"{seed}-lists"), plan, len(steps)))
     return replace(
         plan,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
@@ -61,98 +62,6 @@ def draw_durable_plan(seed: int) -> Plan:
             age_step_s=age_step_s,
             declared=declared,
             item_bytes=_item_bytes(random.Random(f"{seed}-item-bytes")),
-        ),
-    )
-
-
-def draw_unheard_plan(seed: int) -> Plan:
-    """The durable plan of a seed, but with two dispatchers and only one fault: the owner of the queues cannot be heard
-    while the other one takes them, and is heard again while there is still work."""
-    plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-only-unheard")
-    assert plan.durable is not None
-    at_s, for_s, lost = rng.uniform(0.5, 2.0), rng.uniform(3.2, 4.5), rng.choice((0, 1, 1))
-    unheard = PlanEvent(at_s=at_s, accident=Accident.DISPATCHER_UNHEARD, target=HOLDER, for_s=for_s, amount=lost)
-    return replace(
-        plan,
-        events=(unheard,),
-        storms=(),
-        traffic_s=max(plan.traffic_s, at_s + for_s + 3.0),
-        durable=replace(plan.durable, dispatchers=("d0", "d1")),
-    )
-
-
-def draw_unacknowledged_plan(seed: int) -> Plan:
-    """The durable plan of a seed, but its submissions come at once, many without an acknowledgement, and the server
-    restarts when most of their tasks have ended: it has forgotten their ids when the clients send them again."""
-    plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-unacknowledged")
-    assert plan.durable is not None
-    at_s = rng.uniform(1.5, 2.0)
-    steps = [
-        # The first ones find everything that their clients need later.
-        replace(
-            step, at_s=0.2 if number % 3 == 0 else at_s + rng.uniform(0.0, 0.1), duration_s=min(step.duration_s, 0.1)
-        )
-        for number, step in enumerate(plan.durable.steps)
-        if step.kind in (JobKind.SUBMIT, JobKind.WATCH) and step.delay_s is None
-    ]
-    restart = PlanEvent(at_s=at_s + rng.uniform(2.0, 4.0), accident=Accident.SERVER_RESTART, target="", for_s=0.3)
-    rates = FaultRates(latency_s=LATENCY_S, storage_drop=0.4)
-    unheard = Storm(from_s=at_s, until_s=at_s + 0.1, rates=rates)
-    return replace(
-        plan,
-        steps=(),
-        events=(restart,),
-        storms=(unheard,),
-        traffic_s=max(plan.traffic_s, restart.at_s + 3.0),
-        durable=replace(plan.durable, steps=_sorted(tuple(steps))),
-    )
-
-
-def draw_tenants_plan(seed: int) -> Plan:
-    """The faults of the durable plan of a seed (in half of the plans none), while a tenant submits many more tasks than
-    the window of the queue holds, and others submit a few after it. Tenants choose the same ids."""
-    plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-tenants")
-    assert plan.durable is not None
-    pool = rng.choice(sorted({worker.pool for worker in plan.workers}))
-    slots = sum(worker.slots for worker in plan.workers if worker.pool == pool)
-    window = rng.choice((8, 16, 32))
-    at_s = rng.uniform(0.3, 1.0)
-    waves = {
-        "lab": (6 * slots + 2 * window, at_s),
-        "shop": (3 * slots, at_s + 1.0),
-        "": (rng.choice((0, 6)), at_s + 2.0),
-    }
-    steps: list[JobStep] = []
-    for tenant, (count, begins_s) in waves.items():
-        for each in range(count):
-            step = JobStep(
-                number=len(steps),
-                at_s=begins_s + rng.uniform(0.0, 0.3 if tenant == "lab" else 2.0),
-                client=rng.choice(plan.clients),
-                kind=JobKind.PUBLISH,
-                endpoint=pool,
-                method="job",
-                duration_s=rng.choice((0.2, 0.4, 0.6)),
-                endings=(JobEnding.RETURN,),
-                tenant=tenant,
-                called=f"named-{each}" if each % 2 else None,
-            )
-            steps.append(step)
-    faults = plan.events if rng.random() < 0.5 else ()
-    return replace(
-        plan,
-        steps=(),
-        events=faults,
-        storms=plan.storms if faults else (),
-        traffic_s=max(plan.traffic_s, at_s + 8.0),
-        durable=replace(
-            plan.durable,
-            steps=_sorted(tuple(steps)),
-            routes=(),
-            declared=(),
-            window_tasks=window,
-            # Each of the others may have a turn, and what was sent to free slots at the same time may start late.
-            most_passed=2 * (len(waves) - 1) + slots,
         ),
     )
 
@@ -322,6 +231,30 @@ def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
         )
         steps += [step, last]
     return tuple(steps)
+
+
+def _lists(rng: random.Random, plan: Plan, first: int) -> tuple[JobStep, ...]:
+    """In one plan of six, lists of all jobs."""
+    if rng.random() >= LISTED_SEEDS:
+        return ()
+    return tuple(
+        listing(number, rng.uniform(0, plan.traffic_s + 2.0), rng.choice(plan.clients))
+        for number in range(first, first + 6)
+    )
+
+
+def listing(number: int, at_s: float, client: str) -> JobStep:
+    """A client lists all jobs."""
+    return JobStep(
+        number=number,
+        at_s=at_s,
+        client=client,
+        kind=JobKind.LIST,
+        endpoint="",
+        method="",
+        duration_s=0.0,
+        endings=(),
+    )
 
 
 def _twins(rng: random.Random, before: list[JobStep], step: JobStep) -> JobStep:

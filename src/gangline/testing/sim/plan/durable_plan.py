@@ -30,6 +30,7 @@ class JobKind(StrEnum):
     REPEAT = "submit a schedule, and cancel it"
     REPEAT_RAW = "publish a schedule without the SDK, and cancel it"
     UNREPEAT = "cancel what is left of a schedule"
+    LIST = "list all jobs"
 
 
 class JobEnding(StrEnum):

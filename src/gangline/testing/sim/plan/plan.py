@@ -182,6 +182,8 @@ class Moment(StrEnum):
     """A task that yields items starts."""
     TO_RUN = "to run"
     """A gang on several workers that replaces single members is formed, and its owner will run tasks on all ranks."""
+    SCHEDULED = "scheduled"
+    """A schedule has been stored."""
 
 
 OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD, Moment.FORMED)
@@ -194,7 +196,8 @@ class Aim:
     moment: Moment
     nth: int
     accident: Accident
-    """The crash or a partition of the owner, the crash of a member's worker, or a restart of the server."""
+    """The crash or a partition of the owner, the crash of a member's worker of the leading coordinator, or
+    of the dispatcher that has most queues, or a fault of the server."""
     after_s: float
     for_s: float
 

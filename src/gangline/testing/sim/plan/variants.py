@@ -38,7 +38,7 @@ def draw_aims(plan: Plan) -> tuple[Aim, ...]:
     return (*found, *_late_runs(plan))
 
 
-AIMED_AT: Final = tuple(moment for moment in Moment if moment is not Moment.TO_RUN)
+AIMED_AT: Final = tuple(moment for moment in Moment if moment not in (Moment.TO_RUN, Moment.SCHEDULED))
 
 
 def _late_runs(plan: Plan) -> tuple[Aim, ...]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from ....schemas.records.gangs import GangSetRecord
 from ....worker.service import WorkerStatistics
+from ..actors.durable_steps import list_jobs
+from ..plan.durable_plan import JobKind
 from .world import World
 
 
@@ -159,6 +161,14 @@ def check_durable(world: World) -> None:
     for name, count in _had(world).items():
         if count > 1:
             world.checker.fail("L10", f"at rest {count} dispatchers have the queue {name}")
+
+
+async def check_listed(world: World) -> None:
+    """A client lists all jobs, where some have done so before."""
+    if world.plan.durable is None or all(step.kind is not JobKind.LIST for step in world.plan.durable.steps):
+        return
+    node, client = next((each.node, each.client) for each in world.clients.values() if each.client is not None)
+    world.jobs.check_listed(await world.loop.spawn(node, list_jobs(client), name="the last list"))
 
 
 def _had(world: World) -> Counter[str]:

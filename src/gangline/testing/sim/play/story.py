@@ -14,7 +14,16 @@ from ..history.checker import Checker
 from ..plan.plan import Plan
 from ..tasks.tasks import JOBS, OBSERVER, JobBroke, TaskBroke
 from .accidents import Accidents
-from .rest import board_agrees, check_durable, check_rest, check_sets, durable_at_rest, gangs_at_rest, sets_stand
+from .rest import (
+    board_agrees,
+    check_durable,
+    check_listed,
+    check_rest,
+    check_sets,
+    durable_at_rest,
+    gangs_at_rest,
+    sets_stand,
+)
 from .world import World
 
 LOOK_S = 0.1
@@ -103,6 +112,7 @@ class Story:
         world.trace.note("sim", "rest")
         await check_rest(world)
         check_durable(world)
+        await check_listed(world)
 
     async def _watch(self) -> None:
         """Subscribe to all public subjects without ever answering, if the plan says so."""

@@ -7,15 +7,15 @@ import contextvars
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ....bus.memory.faults import RandomFaults
 from ....bus.memory.server import MemoryServer
-from ....bus.port.bus import KvEntry, KvOperation, Message
+from ....bus.port.bus import KvEntry, KvOperation, Message, StreamMessage
 from ....dispatcher.leases.lease import Lease
 from ....dispatcher.leases.selection import Selection, SelectionState
 from ....runtime.clock import Environment
-from ....schemas.names import GangOperation, Names, Operation
+from ....schemas.names import PRIVATE, GangOperation, Names, Operation
 from ....schemas.records.gangs import GangRecord
 from ....schemas.records.workers import Heartbeat, LimitRecord
 from ....worker.context.task_context import GangContext, TaskContext
@@ -25,7 +25,7 @@ from ..calls.board import BoardWatch
 from ..calls.ledger import LedgerWatch
 from ..calls.outcomes import TOLD_S as ANSWERED_S
 from ..calls.outcomes import LossWatch, Outcomes, SimulatedRequest
-from ..calls.shared_limits import SharedLimits
+from ..calls.shared_limits import SharedLimits, Waiter
 from ..calls.slots import WorkerModel
 from ..calls.wire import SecretWatch, WireWatch
 from ..durable.laws import JobWatch
@@ -35,6 +35,8 @@ from ..gangs.members import GangWatch, meeting_value
 from ..gangs.wire import GangWire
 from ..history.checker import Checker, Trace
 from ..history.troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
+from ..plan.durable_draw import HOLDER
+from ..plan.gang_draw import LEADER
 from ..plan.gang_plan import BadStart
 from ..plan.plan import CALM_RATES, POOLS, Accident, Aim, Moment, Plan, PlanEvent
 from ..plan.variants import Machine, draw_machine
@@ -85,6 +87,10 @@ class Aimer:
                 return self._owner(gang)
             case Accident.WORKER_CRASH:
                 return self._last_workers[gang]
+            case Accident.DISPATCHER_CRASH:
+                return HOLDER
+            case Accident.COORDINATOR_CRASH:
+                return LEADER
             case _:
                 return ""
 
@@ -96,14 +102,20 @@ class Aimer:
 
     def on_message(self, _sender: str, message: Message) -> None:
         """A message has reached the server."""
-        if message.subject == self._names.gang(GangOperation.ACQUIRE):
+        subject = message.subject.removeprefix(f"{PRIVATE}.")
+        if subject == self._names.gang(GangOperation.ACQUIRE):
             self.passes(Moment.QUEUED, json.loads(message.data).get("id", ""))
-        elif message.subject.startswith(self._prefix):
-            operation = message.subject.rpartition(".")[2]
+        elif subject.startswith(self._prefix):
+            operation = subject.rpartition(".")[2]
             if operation in (Operation.HOLD, Operation.FORM):
                 gang = json.loads(message.data)["gang"]
                 told = Moment.SET_TOLD if gang in self._sets else Moment.TOLD
                 self.passes(Moment.GRANTED if operation == Operation.HOLD else told, gang)
+
+    def on_stored(self, _stream: str, message: StreamMessage) -> None:
+        """A stream has a new message."""
+        if self._names.parse_schedule(message.subject):
+            self.passes(Moment.SCHEDULED)
 
     def on_change(self, bucket: str, entry: KvEntry) -> None:
         """One revision."""
@@ -205,7 +217,7 @@ class Stage(ABC):
             self.hub.tap(on_change=self.jobs.ends.on_change, on_stored=self.jobs.on_stored)
             self.hub.tap(on_change=self.jobs.on_change)
         if plan.aims:
-            self.hub.tap(on_message=self.aims.on_message, on_change=self.aims.on_change)
+            self.hub.tap(on_message=self.aims.on_message, on_change=self.aims.on_change, on_stored=self.aims.on_stored)
         self._bodies = 0
 
     def _watch_jobs(self) -> JobWatch:
@@ -234,7 +246,26 @@ class Stage(ABC):
             quiet_for=self.ledger.quiet_for,
             names=self.names,
             record=self._limit_record,
+            waiters=self._waiters,
+            rooms=self._free_workers,
         )
+
+    def _waiters(self) -> Iterator[Waiter]:
+        """Calls and submitted tasks with a limit, where no other request or task of the pool waits."""
+        calls = self.outcomes.waiting()
+        for request in calls:
+            others = any(each.pool == request.pool and each.method not in self.plan.max_running for each in calls)
+            if request.plain and request.method in self.plan.max_running and not others:
+                yield Waiter(request.id, request.pool, request.method, request.begun_at)
+        yield from self.jobs.waiters()
+
+    def _free_workers(self) -> Iterator[str]:
+        for model in self.models.values():
+            serves = model.alive and model.draining_since is None and model.frozen_at is None
+            # Slots that a dispatcher leases are for its tasks.
+            taken = model.running + (0 if self.plan.durable is not None else model.reserved + model.aside())
+            if serves and model.slots - taken > 0:
+                yield model.node
 
     def _limit_record(self, key: str) -> LimitRecord | None:
         found = [each.value for each in self.hub.peek(self.names.ledger_bucket) if each.key == key]

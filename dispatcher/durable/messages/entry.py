@@ -369,6 +369,8 @@ class QueuedMessage:
     """Unix time at which the current attempt was sent, if a history is written."""
     noted = 0
     """The last attempt that is stored as failed."""
+    earlier_attempt = 0
+    """The attempt that a dispatcher of an earlier version started, under `earlier_id`."""
     tries: tuple[FailedTry, ...] = ()
     """The last failed attempts, oldest first."""
     span: Span = NO_SPAN
@@ -379,6 +381,19 @@ class QueuedMessage:
         self.message = message
         self.submission = submission
         self.seq = message.sequence
+
+    @property
+    def earlier_id(self) -> str | None:
+        """The id of a tenant's job in earlier versions: as its submitter wrote it, without the tenant. None: as now."""
+        if self.submission is None or not self.submission.tenant:
+            return None
+        given = (self.message.headers or {}).get(headers.JOB, "").strip() or str(self.seq)
+        return None if given == self.submission.job else given
+
+    def id_of_attempt(self, attempt: int) -> str:
+        """The id by which the worker of that attempt knows the job."""
+        assert self.submission is not None
+        return (attempt == self.earlier_attempt and self.earlier_id) or self.submission.job
 
     @property
     def item_count(self) -> ItemTracker:

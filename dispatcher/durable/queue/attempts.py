@@ -140,6 +140,8 @@ class AttemptSender(AttemptListener):
         entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
         entry.declared(method)
         entry.count_items(known=True)
+        if entry.earlier_attempt:
+            entry.earlier_attempt = 0
         if isinstance(lease.hold, GangHeldSlots) and lease.hold.on_all:
             self.started += 1
             self._start_on_all(entry, start, lease.hold)
@@ -321,7 +323,7 @@ class AttemptSender(AttemptListener):
 
     def _meta(self, entry: QueuedMessage, submission: Submission) -> dict[str, Any]:
         meta: dict[str, Any] = {
-            "job": submission.job,
+            "job": entry.id_of_attempt(entry.attempt) if entry.earlier_attempt else submission.job,
             "endpoint": self._endpoint,
             "attempt": entry.attempt,
             "sequence": entry.seq,
@@ -340,6 +342,8 @@ class AttemptSender(AttemptListener):
         if entry.submission is None or not entry.started:
             return
         job, seq, attempt = entry.submission.job, entry.seq, entry.attempt
+        if entry.earlier_attempt:
+            job = entry.id_of_attempt(attempt)
         if not entry.workers:
             self.acknowledge_on(entry.worker, job, seq, 0, attempt)
         for rank, name in enumerate(entry.workers):

@@ -255,7 +255,7 @@ class QueueRunner:
         for found in by_try(
             # A replayed dead letter has its old id: attempts of the old message do not count for the new one.
             (worker, job)
-            for worker, job in jobs
+            for worker, job in ((worker, self._named_as_now(job)) for worker, job in jobs)
             if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence
         ):
             if found.workers:
@@ -325,7 +325,8 @@ class QueueRunner:
         """Workers keep ends for a previous owner that has stored them but could not acknowledge them, or run what was
         started on another worker as well: acknowledge these."""
         for worker, job in jobs:
-            if job.attempt <= noted.get((job.job, job.sequence), 0):
+            ids = {job.job, self._named_as_now(job).job}
+            if job.attempt <= max(noted.get((id, job.sequence), 0) for id in ids):
                 self._acknowledge_again(str(worker), job)
             else:
                 self._settle_one(str(worker), job)
@@ -343,7 +344,17 @@ class QueueRunner:
             if job.running or job.unstored:
                 self._acknowledge_again(worker, job)
         elif entry is not None and job.attempt > entry.attempt and not job.ranks:
+            job = self._named_as_now(job)
             self.tell(on.TaskAdopted, job=job.job, worker=worker, attempt=job.attempt, pool=job.pool)
+
+    def _named_as_now(self, job: WorkerJob) -> WorkerJob:
+        """With the id that it has in this version. A tenant's job that a dispatcher of an earlier version started has
+        one without the tenant on its worker; then its message tells which job it is."""
+        entry = self.entries.get(job.sequence)
+        if entry is None or entry.submission is None or job.job != entry.earlier_id:
+            return job
+        entry.earlier_attempt = max(entry.earlier_attempt, job.attempt)
+        return job.model_copy(update={"job": entry.submission.job})
 
     @staticmethod
     def _is_twin(entry: QueuedMessage, worker: str, job: WorkerJob) -> bool:
@@ -542,9 +553,7 @@ class QueueRunner:
         """A task arrived. Like `tell_soon`, after checking for doubts."""
         seq, job = message.sequence, submission.job
         old = seq <= self._old_to or not self._asked_of or not self.core.open or job in self._unfetched
-        record = self._tries.pop(job, None) if self._tries else None
-        if record is not None and record.sequence != seq:
-            record = None
+        record = self._try_of(self.entries[seq]) if self._tries else None
         if record is not None:
             self.entries[seq].tries = record.tries
         context = self._context
@@ -564,6 +573,17 @@ class QueueRunner:
             )
         )
         self._work_soon()
+
+    def _try_of(self, entry: QueuedMessage) -> TryRecord | None:
+        """Its failed attempts; perhaps under its id in earlier versions."""
+        assert entry.submission is not None
+        earlier = self._tries.get(entry.earlier_id or "")
+        found = (self._tries.pop(entry.submission.job, None), earlier)
+        return max(
+            (record for record in found if record is not None and record.sequence == entry.seq),
+            key=lambda record: record.attempts,
+            default=None,
+        )
 
     def _recorded(self, submission: Submission) -> bool:
         """Whether its result will be kept."""

@@ -22,7 +22,8 @@ from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecuto
 from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError
-from gangline.schemas.names import Names
+from gangline.schemas.messages import submission
+from gangline.schemas.names import Names, job_of_tenant
 from gangline.schemas.records.jobs import JobState, TryRecord
 from gangline.testing.loop import current_node
 
@@ -907,5 +908,76 @@ def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(wind
                 unread = stats.pending.get("unread", 0)
                 assert unread == stats.depth - stats.seen and (unread == 0 or stats.seen >= window - 4), number
                 await asyncio.sleep(0.02)
+
+    simulate(story())
+
+
+async def _publish_of_tenant(site: Site, method: str, body: str, **given: str) -> str:
+    """Publish a task of the tenant `shop`; returns its id in this version."""
+    stream = await site.streams.tasks()
+    subject = site.names.of_tenant(site.names.task(site.pool, method), "shop")
+    headers = {name.replace("_", "-"): value for name, value in given.items()}
+    published = await stream.publish(subject, body.encode(), headers=headers or None)
+    return job_of_tenant(given.get("Gangline_Job", str(published.sequence)), site.pool, "shop")
+
+
+@pytest.mark.parametrize("given", [{}, {"Gangline_Job": "order-7"}, {"Gangline_Job": "work.order-7"}])
+@pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
+def test_a_tenants_task_that_a_dispatcher_of_an_earlier_version_started_is_attached_to(
+    given: dict[str, str], kill: bool
+) -> None:
+    """In earlier versions ids of tenants' jobs did not have the tenant in them, nor has the worker's record."""
+
+    async def story() -> None:
+        async with Site() as site:
+            node = site.worker()
+            with pytest.MonkeyPatch.context() as earlier:
+                earlier.setattr(submission, "job_of_tenant", lambda job, endpoint, tenant: job)
+                first = site.dispatcher()
+                await site.taken()
+                now = await _publish_of_tenant(site, "square", '{"x": 9, "seconds": 20.0}', **given)
+                await site.eventually(lambda: bool(site.starts))
+                if kill:
+                    first.kill()
+                else:
+                    await site.loop.spawn(first.name, first.dispatcher.stop())
+            site.dispatcher()
+            await site.taken()
+            record = await site.ended(now)
+            assert (record.result, record.attempts, len(site.starts)) == (81, 1, 1)
+            await site.empty()
+            draining_at = site.loop.time()
+            await site.loop.spawn(node.name, node.worker.stop())
+            assert site.loop.time() - draining_at < 3.0, "the worker has got the ACK for its record"
+
+    simulate(story())
+
+
+def test_failed_attempts_of_a_tenants_task_count_that_an_earlier_version_noted() -> None:
+    async def story() -> None:
+        async with Site(backoff_s=30.0) as site:
+            site.worker()
+            with pytest.MonkeyPatch.context() as earlier:
+                earlier.setattr(submission, "job_of_tenant", lambda job, endpoint, tenant: job)
+                first = site.dispatcher()
+                await site.taken()
+                now = await _publish_of_tenant(site, "fail", '{"times": 1}', Gangline_Job="order-7")
+
+                async def noted() -> bool:
+                    return await site.tries() == [site.names.try_key(site.pool, "order-7")]
+
+                await site.eventually(noted)
+                first.kill()
+            site.dispatcher()
+            await site.taken()
+            record = await site.ended(now)
+            assert (record.result, record.attempts) == ("at last", 2)
+            assert [attempt for _, attempt, _, _ in site.starts] == [1, 2]
+            assert site.starts[1][3] - site.starts[0][3] > 10.0, "its next attempt was not due"
+
+            async def forgotten() -> bool:
+                return not await site.tries()
+
+            await site.eventually(forgotten, 200.0)
 
     simulate(story())

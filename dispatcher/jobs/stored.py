@@ -17,7 +17,7 @@ from ...schemas.records.jobs import JobState
 from ...schemas.schedules import check_time_zone, parse_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
-from .submitter import moment_of
+from .submitter import job_of_declared, moment_of
 
 SCANNED: Final = 20_000
 """Maximum number of messages that are read to find a job with an unknown sequence."""
@@ -87,6 +87,13 @@ class Schedule:
     @property
     def paused(self) -> bool:
         return self.paused_at is not None
+
+    @property
+    def in_code(self) -> bool:
+        """Whether the task itself declares it, with `@pool.task(cron=)`. If it is deleted, it comes back when a
+        dispatcher takes over the queue, or when a worker with other declarations starts. To stop it for good, remove
+        `cron=`; or pause it."""
+        return self.id == job_of_declared(self.endpoint, self.method)
 
     @property
     def arguments(self) -> Any:

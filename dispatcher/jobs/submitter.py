@@ -99,7 +99,16 @@ class TaskMessage(NamedTuple):
 def job_of_key(target: str, key: str, tenant: str = "") -> str:
     """The job id of an idempotency key. Keys belong to their tenant (empty: Gangline's own account)."""
     owner = f"{tenant}\n" if tenant else ""
-    return f"{split_target(target)[0]}.i" + sha256(f"{owner}{target}\n{key}".encode()).hexdigest()[:26]
+    return _id_of_key(split_target(target)[0], f"{owner}{target}\n{key}")
+
+
+def job_of_declared(endpoint: str, method: str) -> str:
+    """The id of the schedule that a task declares with `cron=`: that of a key that nobody would submit with."""
+    return _id_of_key(endpoint, f"{endpoint}.{method}\n\0declared")
+
+
+def _id_of_key(endpoint: str, text: str) -> str:
+    return f"{endpoint}.i{sha256(text.encode()).hexdigest()[:26]}"
 
 
 def task_message(

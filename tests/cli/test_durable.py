@@ -117,6 +117,25 @@ def test_schedules_are_listed_paused_resumed_and_removed(commands):
     assert line(commands.run("schedules", "rm", "nightly"))[0] == 1
 
 
+def test_removing_a_schedule_that_a_task_declares_says_that_it_comes_back(commands):
+    (commands.folder / "ticking.py").write_text(
+        "import gangline\n"
+        "pool = gangline.Pool('ticking', slots=1)\n"
+        "@pool.task(cron='0 3 * * *')\n"
+        "def tick() -> None: ...\n"
+    )
+    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    commands.start("worker", "ticking:pool").await_output(r"worker\.started")
+    until(lambda: commands.json("schedules", "ls"), "the dispatcher stores the schedule")
+    assert "by the task (cron=)" in commands.run("schedules", "show", "tick").stdout
+    assert commands.run("schedules", "pause", "tick").stdout == "tick is paused\n"
+    removed = commands.json("schedules", "rm", "tick")
+    assert (removed["name"], removed["in_code"]) == ("tick", True)
+    commands.run("submit", "ticking.tick", "--cron", "@daily", "--idempotency-key", "mine")
+    until(lambda: commands.json("schedules", "ls"), "the dispatcher takes the schedule")
+    assert not commands.json("schedules", "show", "mine")["in_code"]
+
+
 def test_schedules_are_shown_and_cancelled(commands):
     later = commands.run("submit", "words.count", '["a"]', "--delay", "1h", "--key", "k").stdout.strip()
     shown = commands.run("status", later).stdout

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from ....bus.port.bus import KvEntry, PublishRefused, Stream
 from ....runtime.tasks import TaskSet
@@ -24,11 +23,9 @@ from ....schemas.schedules import check_schedule
 from ....schemas.wire import headers
 from ...jobs.schedules import put_schedule
 from ...jobs.stored import DUE_KEPT, recurring
-from ...jobs.submitter import job_of_key
+from ...jobs.submitter import job_of_declared
 from ..workers.context import DispatcherContext
 
-DECLARED: Final = "\0declared"
-"""The key that the ids of declared schedules are made from: not one that anybody would submit with."""
 Cron = tuple[str, str]
 """The schedule and its time zone; empty: UTC."""
 
@@ -127,7 +124,7 @@ class DeclaredSchedules:
                     extra={"action": "schedules.declared", **facts},
                 )
         for method in sorted(stored.keys() - crons.keys()):
-            await stream.purge(self._names.schedule(_id(pool, method)))
+            await stream.purge(self._names.schedule(job_of_declared(pool, method)))
             self._log.info(
                 "%s.%s no longer declares a schedule: removed it",
                 pool,
@@ -142,12 +139,12 @@ class DeclaredSchedules:
         for subject in (await stream.state(f"{prefix}>")).subjects:
             message = await stream.last(subject)
             schedule = None if message is None else recurring(self._names, message, wall=self._context.ambient.wall())
-            if schedule is not None and schedule.id == _id(pool, schedule.method):
+            if schedule is not None and schedule.endpoint == pool and schedule.in_code:
                 found[schedule.method] = (schedule.cron, schedule.time_zone)
         return found
 
     async def _put(self, stream: Stream, pool: str, method: str, cron: str, zone: str) -> None:
-        job = _id(pool, method)
+        job = job_of_declared(pool, method)
         fields = {
             headers.SCHEDULE: cron,
             headers.SCHEDULE_TARGET: self._names.due_of(self._names.task(pool, method)),
@@ -161,10 +158,6 @@ class DeclaredSchedules:
 
     def __repr__(self) -> str:
         return f"DeclaredSchedules({sorted(self._written)})"
-
-
-def _id(pool: str, method: str) -> str:
-    return job_of_key(f"{pool}.{method}", DECLARED)
 
 
 def _read(entry: KvEntry) -> _Declared:

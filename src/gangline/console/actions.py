@@ -170,7 +170,7 @@ class Actions:
                 schedule = await self._client.delete_schedule(request.target)
             case None:
                 raise InvalidRequest("give change: pause, resume or rm")
-        return {"id": schedule.id, "paused": schedule.paused}
+        return {"id": schedule.id, "paused": schedule.paused, "in_code": schedule.in_code}
 
 
 def _body(route: Any) -> Mapping[str, JsonValue]:

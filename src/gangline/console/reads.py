@@ -184,6 +184,7 @@ class Reads:
             "next_at": schedule.next_at,
             "paused_at": schedule.paused_at,
             "declared_at": schedule.declared_at,
+            "in_code": schedule.in_code,
         }
         if self._payloads:
             told["arguments"] = _plain(schedule.arguments)

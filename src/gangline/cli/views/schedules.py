@@ -76,7 +76,10 @@ def schedule_lines(schedule: Schedule) -> Iterator[str]:
         ("paused", paused),
         ("next", None if schedule.paused else next_run(schedule)),
         *(("then", text) for text in _later(schedule)),
-        ("declared", f"{duration(now - schedule.declared_at)} ago"),
+        (
+            "declared",
+            f"{duration(now - schedule.declared_at)} ago{', by the task (cron=)' if schedule.in_code else ''}",
+        ),
         ("arguments", json.dumps(_plain(schedule.arguments), ensure_ascii=False) if schedule.data else "none"),
         *((name, value) for name, value in sorted(schedule.headers.items()) if name in _SHOWN),
         ("runs", f"'gangline jobs ls --schedule {title(schedule)}' lists them, as {schedule.id}-NUMBER"),
@@ -118,6 +121,13 @@ def _moment(at: float, zone: tzinfo) -> str:
     return text.replace("+0000", "Z")
 
 
+COMES_BACK: Final = (
+    "its task declares it with cron=: it comes back when a dispatcher takes over the queue, or when a worker with "
+    "other declarations starts; to stop it for good, remove cron=, or use 'gangline schedules pause', which lasts"
+)
+"""About a removed schedule that was declared in code."""
+
+
 def schedule_json(schedule: Schedule) -> dict[str, object]:
     return {
         "schedule": schedule.id,
@@ -129,6 +139,7 @@ def schedule_json(schedule: Schedule) -> dict[str, object]:
         "paused_at": schedule.paused_at,
         "next_at": schedule.next_at,
         "declared_at": schedule.declared_at,
+        "in_code": schedule.in_code,
         "arguments": _plain(schedule.arguments),
         "headers": dict(schedule.headers),
     }

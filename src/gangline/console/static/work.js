@@ -311,9 +311,9 @@ export function Schedules() {
       ['when', (s) => html`<code>${s.cron}</code> ${s.time_zone}`],
       ['state', (s) => html`<${State} is=${s.paused_at ? 'paused' : 'active'} />`],
       ['next run', (s) => (s.paused_at ? html`paused <${Time} since=${s.paused_at} />` : s.next_at ? html`in <${Time} until=${s.next_at} />` : '')],
-      ['declared', (s) => html`<${Time} since=${s.declared_at} />`],
+      ['declared', (s) => html`<${Time} since=${s.declared_at} />${s.in_code && ' in code'}`],
       ...(meta.payloads ? [['arguments', (s) => html`<code>${JSON.stringify(s.arguments)}</code>`, 'grow']] : []),
-      ['', (s) => html`<div class="actions">${s.paused_at ? change(s, 'resume', 'Resume', 'Resume', 'It has its next run at its next time. Runs that it missed are not made up for.') : change(s, 'pause', 'Pause', 'Pause', 'It has no further runs until it is resumed, also if a program declares it again. Runs that have begun continue.')}${change(s, 'rm', 'Remove', 'Remove', 'It has no further runs, unless a program declares it again. Runs that have begun continue.', true)}</div>`],
+      ['', (s) => html`<div class="actions">${s.paused_at ? change(s, 'resume', 'Resume', 'Resume', 'It has its next run at its next time. Runs that it missed are not made up for.') : change(s, 'pause', 'Pause', 'Pause', 'It has no further runs until it is resumed, also if a program declares it again. Runs that have begun continue.')}${change(s, 'rm', 'Remove', 'Remove', s.in_code ? 'Its task declares it with cron=: it comes back when a dispatcher takes over the queue, or when a worker with other declarations starts. To stop it for good, remove cron=, or pause it. Runs that have begun continue.' : 'It has no further runs, unless a program declares it again. Runs that have begun continue.', true)}</div>`],
     ]} />
     <${Commands} lines=${['gangline schedules ls', 'gangline schedules show SCHEDULE', "gangline schedules pause SCHEDULE --reason '...'", `nats stream view ${bucket('SCHED')}`]} /></section>`;
 }

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.durable.ownership.declared_schedules import DECLARED
-from gangline.dispatcher.jobs.submitter import job_of_key
+from gangline.dispatcher.jobs.submitter import job_of_declared
 from gangline.runtime.clock import Environment
 from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
@@ -35,17 +34,17 @@ class Scene:
         return cluster(pool, dispatcher=True, ambient=ambient, **more)
 
 
-async def schedules_of(client: Client) -> dict[str, str]:
-    """The stored patterns by method."""
+async def schedules_of(client: Client, own: str = "") -> dict[str, str]:
+    """The stored patterns by method. `own`: the method whose schedule is not declared."""
     found = await client.schedules("p")
-    assert all((one.id, one.name) == (job_of_key(one.target, DECLARED), one.method) for one in found)
+    assert all((one.id == job_of_declared("p", one.method)) == (one.method != own) for one in found)
     return {one.method: one.cron for one in found}
 
 
-async def until(client: Client, expected: dict[str, str]) -> None:
+async def until(client: Client, expected: dict[str, str], own: str = "") -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + 20.0
-    while (found := await schedules_of(client)) != expected:
+    while (found := await schedules_of(client, own)) != expected:
         assert loop.time() < end, f"{found} and not {expected}"
         await asyncio.sleep(0.25)
 
@@ -123,8 +122,18 @@ async def test_a_schedule_that_somebody_cancels_comes_back_with_the_next_change_
     running = scene.cluster(scene.version(tick="@every 10s"))
     async with running as client:
         await until(client, {"tick": "@every 10s"})
-        assert await client.job(job_of_key("p.tick", DECLARED)).cancel()
+        assert await client.job(job_of_declared("p", "tick")).cancel()
         await asyncio.sleep(15.0)
         assert await schedules_of(client) == {}
         await running.add_worker(scene.version(tick="@every 11s"))
         await until(client, {"tick": "@every 11s"})
+
+
+async def test_schedules_tell_whether_their_task_declares_them() -> None:
+    scene = Scene()
+    running = scene.cluster(scene.version(tick="@every 10s", plain=None))
+    async with running as client:
+        await client.options(cron="@every 20s", idempotency_key="tick").submit("p.plain")
+        await until(client, {"tick": "@every 10s", "plain": "@every 20s"}, own="plain")
+        assert {one.method: one.in_code for one in await client.schedules()} == {"tick": True, "plain": False}
+        assert (await client.delete_schedule(job_of_declared("p", "tick"))).in_code

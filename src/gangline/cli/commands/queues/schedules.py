@@ -88,7 +88,11 @@ def resume(connection: ConnectionOptions, schedule: str, reason: str, as_json: b
 @json_option
 @connection_options
 def rm(connection: ConnectionOptions, schedule: str, reason: str, as_json: bool) -> None:
-    """Remove a schedule. Runs that have begun continue."""
+    """Remove a schedule. Runs that have begun continue.
+
+    One that a task declares with cron= comes back when a dispatcher takes over its queue, or when a worker with other
+    declarations starts. To stop it for good, remove cron=, or use 'gangline schedules pause'.
+    """
     _change(connection, "rm", schedule, reason, as_json, "is removed", lambda client: client.delete_schedule(schedule))
 
 
@@ -103,8 +107,10 @@ def _change(
 ) -> None:
     from ...console.output import print_lines
     from ...console.session import as_operator
-    from ...views.schedules import next_run, schedule_json, title
+    from ...views.schedules import COMES_BACK, next_run, schedule_json, title
 
     found = as_operator(connection, f"schedules {action}", which, reason, change)
     more = f": next run {next_run(found)}" if action == "resume" else ""
+    if action == "rm" and found.in_code:
+        more = f". But {COMES_BACK}"
     print_lines(schedule_json(found), [f"{title(found)} {told}{more}"], as_json)

@@ -373,10 +373,12 @@ class NatsBus:
             return
         kind, subject = found.group(1).lower(), found.group(2)
         what = "publish to" if kind == "publish" else "subscribe to"
+        told = kind == "publish" and self._replies.refuse(lambda: _not_permitted(what, subject), subject)
         log.error(
             "%s",
             _forbidden(what, subject),
-            extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name},
+            # told: whoever waited for the answer has the error
+            extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name, "told": told},
         )
         if kind == "subscription":
             self._refused.add(subject)
@@ -387,7 +389,6 @@ class NatsBus:
         if len(self._forbidden) >= _MAX_CHECKED_SUBJECTS:
             self._forbidden.clear()
         self._forbidden.add(subject)
-        self._replies.refuse(lambda: _not_permitted("publish to", subject), subject)
 
     async def close(self) -> None:
         self._opened.stop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ...runtime.tasks import set_within
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
-from ..port.bus import ConnectionEvent, Message, StorageUnavailable, StreamHandler, StreamMessage
+from ..port.bus import ConnectionEvent, Message, NotPermitted, StorageUnavailable, StreamHandler, StreamMessage
 from .api import ApiError
 from .wire import SECOND_NS, delivered_message, delivery
 
@@ -174,7 +174,7 @@ class PushConsumer:
                 {"stream_name": self._stream, "config": {**fixed, **configuration}, "action": "create"},
                 what=what,
             )
-        except ApiError:
+        except (ApiError, NotPermitted):
             self._asked = False
             raise
         self._heard_at = self._loop.time()

@@ -143,12 +143,14 @@ class ReplyMultiplexer:
                 future.set_exception(make_error(reply))
                 future.exception()  # its waiter may have been cancelled in this very turn
 
-    def refuse(self, make_error: Callable[[], GanglineError], subject: str) -> None:
-        """The server forbids publishing to a subject: end all waits for an answer from there."""
+    def refuse(self, make_error: Callable[[], GanglineError], subject: str) -> bool:
+        """The server forbids publishing to a subject: end all waits for an answer from there. False: there is none."""
+        asked = [on_refused for each, on_refused in self._asked.values() if each == subject]
+        told = bool(asked) or any(self._matching(subject))
         self.fail(lambda _: make_error(), subject=subject)
-        for asked, on_refused in list(self._asked.values()):
-            if asked == subject:
-                on_refused(make_error())
+        for on_refused in asked:
+            on_refused(make_error())
+        return told
 
     def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message] | PendingRequest]]:
         for reply, (future, asked) in self._waiting.items():

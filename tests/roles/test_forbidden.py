@@ -11,7 +11,7 @@ from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
-from gangline.dispatcher.jobs.storage import TaskStreams
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import NoWorkers, WorkerIdTaken
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import Role
@@ -407,3 +407,18 @@ async def test_a_command_says_once_what_is_forbidden_and_which_role_may_do_it(si
         ):
             wrong.append(f"gangline {command}: {done}")
     assert wrong == []
+
+
+@pytest.mark.processes
+async def test_a_command_that_can_do_without_what_is_forbidden_does_not_speak_of_it(site_of, forks: ForkServer):
+    """An observer may create no consumers, so it reads dead letters one by one."""
+    site = site_of(cut("dispatcher", "eye=observer"))
+    bus = await site.bus("dispatcher")
+    stream = await TaskStreams(bus, Names(), TaskStorage()).dead()
+    await stream.publish("gangline.dead.images.double", b"[1]", headers={"Gangline-Job": "images.dead"})
+    options = ["-s", site.server.url, "--user", "eye", "--password", PASSWORD, "--inbox-prefix", "_INBOX.eye"]
+    what = ["-m", "gangline.cli", "dead", "rm", "images.other", *options]
+    done = await asyncio.to_thread(forks.run, what, timeout=PATIENCE_S)
+    told = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, len(told)) == (1, "", 2), done
+    assert "dead rm images.other was not recorded" in told[0] and "no dead letter of job" in told[1]

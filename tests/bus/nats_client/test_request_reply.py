@@ -99,12 +99,12 @@ async def test_a_stream_takes_any_number_of_answers_until_it_is_closed():
     reply = replies.open_stream(lambda message: got.append(message.data), "asked", refused.append)
     for data in (b"1", b"2"):
         replies.receive(Message(reply, data))
-    replies.refuse(lambda: Disconnected("no"), "something else")
+    assert not replies.refuse(lambda: Disconnected("no"), "something else")
     assert refused == []
-    replies.refuse(lambda: Disconnected("no"), "asked")
+    assert replies.refuse(lambda: Disconnected("no"), "asked"), "somebody was told"
     assert len(refused) == 1
     replies.close_stream(reply)
-    replies.refuse(lambda: Disconnected("no"), "asked")
+    assert not replies.refuse(lambda: Disconnected("no"), "asked")
     assert len(refused) == 1
     replies.close_stream(reply)
     replies.receive(Message(reply, b"3"))

@@ -100,11 +100,12 @@ def as_operator(
 
 class _Echo(logging.Handler):
     """Writes to the current stderr, so that log lines appear above a live table. What the server forbids is kept: the
-    error of the command says it, or the command can do without."""
+    error of the command says it, or the command can do without. What a request was told is not even kept."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "action", "") == "bus.not_permitted":
-            refusals.append(self.format(record))
+            if not getattr(record, "told", False):
+                refusals.append(self.format(record))
         else:
             print(self.format(record), file=sys.stderr)
 

@@ -93,7 +93,8 @@ class RouteRow:
 async def change_route(
     client: Client, endpoint: str, change: RouteChange
 ) -> tuple[RouteRecord | None, RouteRecord, list[str]]:
-    """Write the route. Returns the previous and the new one, and its pools that nobody serves.
+    """Write the route. Returns the previous and the new one, and those of its pools that nobody serves and that the
+    previous one did not have.
 
     Raises:
         InvalidRoute: the existing or the new route is invalid; nothing was written.
@@ -116,8 +117,8 @@ async def change_route(
         except Conflict:
             continue  # another client changed it meanwhile
         served = await _served(client)
-        wanted = [*record.pools(endpoint), *record.shadow] if record.to or record.shadow else []
-        return before, record, [pool for pool in wanted if pool not in served]
+        known = set() if before is None else {*before.to, *before.shadow}
+        return before, record, [pool for pool in (*record.to, *record.shadow) if pool not in served | known]
 
 
 async def read_routes(client: Client, endpoint: str | None = None) -> list[RouteRow]:

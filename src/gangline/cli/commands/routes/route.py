@@ -94,8 +94,11 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, reason: st
     )
     told = {"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)}
     print_lines(told, route_lines(endpoint, record, "created" if before is None else "changed"), as_json)
-    for pool in idle:
-        click.echo(f"no worker serves {pool} now: its share goes to the other pools, if any", err=True)
+    copied = [pool for pool in idle if pool in record.shadow]
+    if shares := [pool for pool in idle if pool not in record.shadow]:
+        click.echo(f"no worker serves {', '.join(shares)} now: requests go to the other pools, if any", err=True)
+    if copied:
+        click.echo(f"no worker serves {', '.join(copied)} now: nothing is copied there", err=True)
 
 
 @command.command(short_help="List all routes, or show one.")

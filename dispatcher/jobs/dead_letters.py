@@ -14,6 +14,7 @@ from ...bus.port.bus import Conflict, NotPermitted, StreamMessage
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.errors.base import InvalidRequest, JobError, UnknownJob
+from ...schemas.messages.jobs import title_of
 from ...schemas.names import check_job, check_name
 from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration
@@ -98,6 +99,11 @@ class DeadLetter:
         return header_of(self.headers, headers.SCHEDULE_JOB)
 
     @property
+    def title(self) -> str:
+        """As of JobInfo."""
+        return title_of(self.job, self.schedule)
+
+    @property
     def arguments(self) -> Any:
         """The decoded body; raw if it cannot be decoded."""
         return decoded(self.data, self.headers)
@@ -149,7 +155,7 @@ class DeadLetters:
         return list(found)
 
     async def find(self, job: str) -> DeadLetter:
-        """The newest letter of the job whose id this is, or begins with.
+        """The newest letter of the job whose id or title this is, or whose id begins with it.
 
         Raises:
             UnknownJob: there is none.
@@ -157,16 +163,18 @@ class DeadLetters:
         """
         check_job(job)
         newest: dict[str, DeadLetter] = {}
+        exact: DeadLetter | None = None
 
         def take(letter: DeadLetter) -> None:
-            if letter.job == job:
-                newest[letter.job] = letter
+            nonlocal exact
+            if job in (letter.job, letter.title):
+                exact = letter
             elif begins(letter.job, job):  # perhaps one of many: its body is read again when it is the only one
                 newest[letter.job] = replace(letter, data=b"")
 
         await self._read(None, take)
-        if job in newest:
-            return await self._whole(newest[job])
+        if exact is not None:
+            return await self._whole(exact)
         if not newest:
             raise UnknownJob(
                 f"there is no dead letter of job {job!r}: 'gangline dead ls' lists them", details={"job": job}

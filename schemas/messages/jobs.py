@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, computed_field, model_validator
 
 from ..limits import MAX_LISTED_JOBS, MAX_NAME_CHARS, MAX_RESULT_WAIT_S, MAX_TOKEN_CHARS, MAX_WAITED_JOBS
 from ..names import is_name
@@ -77,13 +77,19 @@ class JobInfo(Reply):
     schedule: str | None = None
     """It is a run of this schedule."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def title(self) -> str:
         """For people: of a run `<schedule>-<job>`, since its id is only a number. `find_job` and commands take it."""
-        if self.schedule is None or not self.job.isdecimal():
-            return self.job
-        title = f"{self.schedule}-{self.job}"
-        return title if is_name(title.rpartition(".")[2]) else self.job
+        return title_of(self.job, self.schedule)
+
+
+def title_of(job: str, schedule: str | None) -> str:
+    """How people are shown a job, which may be a run of a schedule."""
+    if schedule is None or not job.isdecimal():
+        return job
+    title = f"{schedule}-{job}"
+    return title if is_name(title.rpartition(".")[2]) else job
 
 
 def run_of(title: str) -> tuple[str, str] | None:

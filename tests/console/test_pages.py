@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -303,9 +304,11 @@ def test_errors_that_differ_in_numbers_names_and_addresses_have_one_cause():
 def test_groups_have_exactly_their_members_oldest_first_and_the_largest_group_comes_first():
     letters = [letter("j1", "x 1", at=3), letter("j2", "x 2", at=1), letter("j3", "y"), letter("j4", "x 1", reason="z")]
     first, *rest = groups(letters)
-    assert first["jobs"] == ["j2", "j1"] and (first["first_at"], first["last_at"]) == (1, 3)
+    assert first["jobs"] == first["titles"] == ["j2", "j1"] and (first["first_at"], first["last_at"]) == (1, 3)
     assert [group["jobs"] for group in rest] in ([["j3"], ["j4"]], [["j4"], ["j3"]])
     assert len({str(group["id"]) for group in (first, *rest)}) == 3
+    run = replace(letter("17", "x"), headers={"Gangline-Schedule": "a.nightly"})
+    assert [(group["jobs"], group["titles"]) for group in groups([run])] == [(["17"], ["a.nightly-17"])]
 
 
 @pytest.mark.server

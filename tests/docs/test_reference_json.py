@@ -56,7 +56,7 @@ def test_every_example_is_json():
 
 
 SHAPES: list[tuple[str, Any, set[str]]] = [
-    ("status", SECTIONS["status"][0], set(JobInfo.model_fields)),
+    ("status", SECTIONS["status"][0], {*JobInfo.model_fields, *JobInfo.model_computed_fields}),
     ("status --watch", SECTIONS["status"][1], set(JobEvent.model_fields) - {"v"}),
     ("why JOB", SECTIONS["why"][0], set(JobWhyReply.model_fields)),
     ("why GANG", SECTIONS["why"][1], set(GangWhyReply.model_fields)),

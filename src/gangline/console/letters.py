@@ -29,7 +29,8 @@ def cause(error: JobFailure | None) -> str:
 def groups(letters: Iterable[DeadLetter]) -> list[dict[str, object]]:
     """Dead letters with the same task, reason and cause together; the largest group first.
 
-    `jobs` of a group are exactly its members: what a replay of the group is about.
+    `jobs` of a group are exactly its members: what a replay of the group is about. `titles` are what people are shown,
+    in the same order.
     """
     found: dict[tuple[str, str, str], list[DeadLetter]] = {}
     for letter in letters:
@@ -49,6 +50,7 @@ def groups(letters: Iterable[DeadLetter]) -> list[dict[str, object]]:
                 "first_at": members[0].dead_at,
                 "last_at": members[-1].dead_at,
                 "jobs": [letter.job for letter in members],
+                "titles": [letter.title for letter in members],
             }
         )
     return sorted(rows, key=lambda row: (-int(str(row["count"])), str(row["id"])))

@@ -247,6 +247,7 @@ class Reads:
     def _letter(self, letter: DeadLetter) -> Answer:
         told: Answer = {
             "job": letter.job,
+            "title": letter.title,
             "target": letter.target,
             "reason": letter.reason,
             "attempts": letter.attempts,

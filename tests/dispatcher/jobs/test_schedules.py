@@ -121,6 +121,25 @@ async def test_a_run_is_found_by_a_title_that_names_its_schedule() -> None:
             await client.find_job("images.another-2")
 
 
+async def test_runs_have_their_titles_in_json_and_as_dead_letters() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        submit = client.options(cron="@every 20s", idempotency_key="bad", max_attempts=1).submit("images.fail")
+        id = (await submit).id
+        await until(lambda: letters(client))
+        (letter,) = await client.dead_letters()
+        assert (letter.job, letter.title) == ("2", f"{id}-2")
+        run = await client.job("2").status()
+        assert run.model_dump(mode="json")["title"] == letter.title
+        assert (await client.dead_letter(letter.title)).sequence == letter.sequence
+        await client.drop(letter.title)
+        assert await client.dead_letters() == []
+
+
+async def letters(client: Client) -> bool:
+    return bool(await client.dead_letters())
+
+
 async def test_a_job_whose_own_id_looks_like_a_title_is_found_by_it() -> None:
     scene = Scene()
     async with scene.client() as client:

@@ -181,7 +181,7 @@ def letters_table(letters: Sequence[DeadLetter]) -> Listing:
     now = time.time()
     lines = [
         (
-            letter.job,
+            letter.title,
             letter.target,
             letter.reason,
             str(letter.attempts),
@@ -201,7 +201,7 @@ def letter_lines(letter: DeadLetter) -> Iterator[str]:
     error = letter.error
     yield from _fields(
         (
-            ("job", letter.job),
+            ("job", letter.title),
             ("task", letter.target),
             ("reason", letter.reason),
             ("attempts", str(letter.attempts)),
@@ -236,6 +236,7 @@ def letter_json(letter: DeadLetter) -> dict[str, object]:
         "headers": dict(letter.headers),
         "trace": letter.trace,
         "schedule": letter.schedule,
+        "title": letter.title,
     }
 
 

@@ -272,7 +272,10 @@ export function Spark({ of, max, label }) {
 export const State = ({ is }) => html`<span class="state ${is}">${is?.replaceAll('_', ' ')}</span>`;
 export const Worker = ({ name }) => html`<a class="name" href="#/worker/${name}">${name}</a>`;
 export const Gang = ({ id }) => html`<a class="name gang" href="#/gangs/${id}" title=${id}>${short(id)}</a>`;
-export const Job = ({ id }) => html`<a class="name" href="#/jobs/${id}" title=${id}>${short(id)}</a>`;
+/** `title`: of a run of a schedule, `<schedule>-<number>`; its id is only the number. */
+export const Job = ({ id, title = id }) => html`<a class="name" href="#/jobs/${id}" title=${title}>${run(id, title)}</a>`;
+/** A title that fits, with the number of the run. */
+export const run = (id, title) => (title && title !== id ? `${short(title.slice(0, -id.length - 1))}-${id}` : short(id));
 export const Lease = ({ id }) => html`<a class="name lease" href="#/lease/${id}" title=${id}>${short(id)}</a>`;
 /** What something waits for, as `gangline why` prints it; see board/reasons.py. `moments`: times of the day, too. */
 export function Told({ sentences, most = sentences.length, moments }) {

@@ -1,6 +1,6 @@
 // Pages of gangs, sets, queues, jobs, dead letters, routes, events and the system.
 import { board, get, meta } from './store.js';
-import { Act, Commands, Empty, Fact, Gang, Job, Records, State, Table, Time, Told, Worker, ask, asked, clock, duration, html, moment, now, number, plural, short, useAnswer, useBoard, useEffect, useState, useTick } from './ui.js';
+import { Act, Commands, Empty, Fact, Gang, Job, Records, State, Table, Time, Told, Worker, ask, asked, clock, duration, html, moment, now, number, plural, run, short, useAnswer, useBoard, useEffect, useState, useTick } from './ui.js';
 import { bucket } from './slots.js';
 
 const ns = () => meta.namespace || 'gangline';
@@ -222,7 +222,7 @@ export function Jobs({ id }) {
     <p class="dim">Unfinished jobs in the order of submission, then delayed ones, then ended ones for as long as their results are kept.</p>
     ${listed.value?.unanswered?.length > 0 && html`<p class="dim">No dispatcher says what runs of ${listed.value.unanswered.join(', ')}: it is shown as queued or waiting.</p>`}
     <${Table} rowKey=${(j) => j.job} rows=${jobs} empty=${asked(listed, state || endpoint ? 'No such job.' : 'No jobs. Submit one: gangline submit ENDPOINT.TASK')} columns=${[
-      ['job', (j) => html`<${Job} id=${j.job} />`],
+      ['job', (j) => html`<${Job} id=${j.job} title=${j.title} />`],
       ['task', (j) => `${j.endpoint}.${j.method}`],
       ['state', (j) => html`<${State} is=${j.state} />`],
       ['attempts', (j) => j.attempts || '', 'n'],
@@ -268,13 +268,13 @@ function OneJob({ id }) {
   const { value: why } = useAnswer(() => get('why', { job: id }), [id], 2);
   if (!job) return html`<section class="panel"><header><h1>Job ${short(id)}</h1></header><${Empty}>${error ?? 'Loading …'}<//></section>`;
   const letter = job.letter;
-  return html`<section class="panel"><header><h1>Job ${short(id)}</h1><${State} is=${job.state} />
+  return html`<section class="panel"><header><h1>Job ${run(id, job.title)}</h1><${State} is=${job.state} />
       <div class="actions">
-        ${['queued', 'waiting', 'scheduled', 'running'].includes(job.state) && html`<${Act} action="cancel" label="Cancel" danger title="Cancel job ${short(id)}" text="It does not start again. If it runs, it is stopped." warning="A task in a thread goes on running until it ends; it cannot be stopped." body=${{ target: id }} />`}
-        ${letter && html`<${Act} action="replay" label="Run again" title="Run ${short(id)} again" text="It is queued under its id, with a fresh set of attempts." body=${{ jobs: [id] }} /><${Act} action="drop" label="Drop" danger title="Drop ${short(id)}" text="The dead letter is deleted." body=${{ jobs: [id] }} />`}
+        ${['queued', 'waiting', 'scheduled', 'running'].includes(job.state) && html`<${Act} action="cancel" label="Cancel" danger title="Cancel job ${run(id, job.title)}" text="It does not start again. If it runs, it is stopped." warning="A task in a thread goes on running until it ends; it cannot be stopped." body=${{ target: id }} />`}
+        ${letter && html`<${Act} action="replay" label="Run again" title="Run ${run(id, job.title)} again" text="It is queued under its id, with a fresh set of attempts." body=${{ jobs: [id] }} /><${Act} action="drop" label="Drop" danger title="Drop ${run(id, job.title)}" text="The dead letter is deleted." body=${{ jobs: [id] }} />`}
       </div></header>
     <dl class="facts">
-      <${Fact} name="id">${job.job}<//><${Fact} name="task">${`${job.endpoint}.${job.method}`}<//><${Fact} name="attempts">${job.attempts}<//>
+      <${Fact} name="id">${job.job}<//><${Fact} name="run">${job.schedule && job.title}<//><${Fact} name="task">${`${job.endpoint}.${job.method}`}<//><${Fact} name="attempts">${job.attempts}<//>
       <${Fact} name="worker">${job.worker && html`<${Worker} name=${job.worker} />`}<//><${Fact} name="key">${job.key}<//><${Fact} name="priority">${job.priority || ''}<//>
       <${Fact} name="submitted">${moment(job.submitted_at)}<//><${Fact} name="started">${moment(job.started_at)}<//>
       <${Fact} name="next attempt">${job.next_try_at && html`in <${Time} until=${job.next_try_at} />`}<//><${Fact} name="reason">${job.reason}<//>
@@ -341,7 +341,7 @@ function Group({ group, done }) {
       <b class="many">${number(group.count)}</b><span class="name">${group.target}</span><${State} is=${group.reason} /><span class="age">last <${Time} since=${group.last_at} /></span>
       <div class="actions">${act('replay', `Replay ${plural(group.count, 'task')}`, 'Exactly these are queued again under their ids, each with a fresh set of attempts.')}${act('drop', `Drop ${plural(group.count, 'task')}`, 'Exactly these dead letters are deleted.', true)}</div></header>
     <p class="cause">${group.cause || group.code || 'no error'}</p>
-    ${open && html`<div class="jobs">${group.jobs.slice(-most).reverse().map((job) => html`<${Job} key=${job} id=${job} />`)}${group.jobs.length > most && html`<button class="quiet" onClick=${() => setMost(most * 5)}>more</button>`}</div><${Last} job=${group.jobs.at(-1)} />`}
+    ${open && html`<div class="jobs">${group.jobs.map((job, i) => html`<${Job} key=${job} id=${job} title=${group.titles[i]} />`).slice(-most).reverse()}${group.jobs.length > most && html`<button class="quiet" onClick=${() => setMost(most * 5)}>more</button>`}</div><${Last} job=${group.jobs.at(-1)} />`}
   </article>`;
 }
 

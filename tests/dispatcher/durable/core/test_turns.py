@@ -42,7 +42,7 @@ def run(world: World, starts: int) -> str:
 
 def test_a_tenant_with_many_tasks_delays_the_next_task_of_another_by_one_start():
     world = world_with()
-    submit(world, "lab", 1000)
+    submit(world, "lab", 300)
     world.credit(1)
     assert run(world, 5) == "lllll"
     submit(world, "shop", 1)

@@ -18,8 +18,8 @@ python_gc 7.0
 """
 
 
-def stage(notes: list[str]) -> Any:
-    return SimpleNamespace(running={}, screen=SimpleNamespace(note=notes.append))
+def screen(notes: list[str]) -> Any:
+    return SimpleNamespace(note=notes.append)
 
 
 def test_the_texts_of_several_processes_become_one_that_says_whose_each_sample_is():
@@ -36,7 +36,7 @@ def test_the_texts_of_several_processes_become_one_that_says_whose_each_sample_i
 
 
 async def test_it_goes_on_after_two_reads_that_began_later():
-    metrics = DemoMetrics(stage([]), WORKER.encode)
+    metrics = DemoMetrics(screen([]), {}, WORKER.encode)
     metrics.text()
     waiting = asyncio.create_task(metrics.read())
     for _ in range(2):
@@ -50,7 +50,7 @@ async def test_it_goes_on_after_two_reads_that_began_later():
 
 async def test_it_waits_only_once_if_nobody_reads():
     notes: list[str] = []
-    metrics, loop = DemoMetrics(stage(notes), WORKER.encode), asyncio.get_running_loop()
+    metrics, loop = DemoMetrics(screen(notes), {}, WORKER.encode), asyncio.get_running_loop()
     await metrics.read()
     began = loop.time()
     await metrics.read()

@@ -153,7 +153,7 @@ class GangShow:
             if (why.lacks and (why.kept or self.stage.metrics is None)) or why.step == "formed":
                 break
             await asyncio.sleep(0.02)  # it is being placed; or the free slot is not kept for it yet
-        await self.stage.read()
+        await self.stage.read("gangline_gang_kept_slots{")
         gangs = await list_gangs(self.client)
         self.screen.show(_gangs(gangs.gangs))
         self.screen.say(f"$ gangline why {gang}")

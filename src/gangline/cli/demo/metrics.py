@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Final
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from ...runtime.probes import ProbeServer
 from ...schemas.errors.base import InvalidSettings
 from ...telemetry.setup import scrape
-from ...testing.kit.processes import holds_within
+from ...testing.kit.processes import ChildProcess, holds_within
+from .screen import Screen
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
-
-    from .stage import Stage
 
 OURS: Final = "demo"
 """The process that calls, submits and reads the answers."""
 READ_S: Final = 30.0
 """A longer wait for a reader is given up: nobody reads."""
 _ANSWER_S: Final = 5.0
-_ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:\d+")
+_ADDRESS: Final = re.compile(r"http://(127\.0\.0\.1:\d+)")
 
 
 def own_metrics() -> tuple[MetricReader, Callable[[], bytes]]:
@@ -45,51 +43,65 @@ def own_metrics() -> tuple[MetricReader, Callable[[], bytes]]:
 class DemoMetrics:
     """Reads what each process exports whenever it is read itself."""
 
-    def __init__(self, stage: Stage, own: Callable[[], bytes]) -> None:
+    def __init__(self, screen: Screen, running: Mapping[str, ChildProcess], own: Callable[[], bytes]) -> None:
         """
         Args:
+            running: the other processes, by name, at any time.
             own: what this process exports.
         """
-        self._stage = stage
+        self._screen = screen
+        self._running = running
         self._own = own
         self._read = 0
-        """How often it has been read."""
+        """How often it has been read with what `read` waits for."""
+        self._wanted = ""
         self._unread = False
         """Nobody has read it when the demo waited."""
 
     def text(self) -> bytes:
         """Of all processes that answer, each with a label `process`. Called from other threads."""
         found = [(OURS, self._own().decode())]
-        for name, process in list(self._stage.running.items()):
+        for name, process in list(self._running.items()):
             address = _ADDRESS.search(process.log_text())
             if address is not None:
-                with contextlib.suppress(URLError, OSError), urlopen(f"{address[0]}/metrics", timeout=_ANSWER_S) as one:
-                    found.append((name, one.read().decode()))
-        self._read += 1
-        return merged(found).encode()
+                with contextlib.suppress(OSError, HTTPException):
+                    found.append((name, _get(address[1])))
+        text = merged(found)
+        self._read += self._wanted in text
+        return text.encode()
 
-    async def read(self) -> None:
+    async def read(self, metric: str = "") -> None:
         """Wait until it was read twice from now on, so that Prometheus knows what is now; a read that goes on now does
-        not count. Gives up if nobody reads."""
-        enough = self._read + 3
+        not count. Gives up if nobody reads.
+
+        Args:
+            metric: only reads count that have it: some are measured once a second.
+        """
+        self._wanted, enough = metric, self._read + 3
         if not self._unread and not await holds_within(READ_S, lambda: self._read >= enough, pause_s=0.02):
             self._unread = True
-            self._stage.screen.note("Nobody reads the metrics: the demo goes on without.")
+            self._screen.note("Nobody reads the metrics: the demo goes on without.")
+
+
+def _get(address: str) -> str:
+    connection = HTTPConnection(address, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
 
 
 @asynccontextmanager
-async def exporting(stage: Stage, port: int, own: Callable[[], bytes]) -> AsyncIterator[None]:
-    """Export during the block; 0: on a free port. The processes that start meanwhile take part.
+async def exporting(metrics: DemoMetrics, screen: Screen, port: int) -> AsyncIterator[None]:
+    """Export during the block; 0: on a free port.
 
     Raises:
         InvalidSettings: the port cannot be used.
     """
-    stage.environment = {**stage.environment, "GANGLINE_HEALTH_PORT": "0"}
-    metrics = DemoMetrics(stage, own)
     server = ProbeServer("127.0.0.1", port, ready=tuple, metrics=metrics.text)
     server.start()
-    stage.metrics = metrics
-    stage.screen.note(f"Metrics of all processes: http://127.0.0.1:{server.port}/metrics")
+    screen.note(f"Metrics of all processes: http://127.0.0.1:{server.port}/metrics")
     try:
         yield
     finally:

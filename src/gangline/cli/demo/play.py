@@ -14,7 +14,7 @@ from ..console.options import ConnectionOptions
 from ..console.signals import until_signal
 from .calls import GATEWAY_SHARE, Show
 from .gangs import GangShow
-from .metrics import exporting, own_metrics
+from .metrics import DemoMetrics, exporting, own_metrics
 from .pools import expectations, library_files
 from .report import (
     figures,
@@ -60,7 +60,9 @@ async def perform(
         stage.screen, stage.gauges = screen, gauges
         screen.title(f"Gangline demo: nats-server {server.version} at {server.url}")
         if own is not None and metrics_port is not None:
-            await stack.enter_async_context(exporting(stage, metrics_port, own[1]))
+            stage.environment = {**stage.environment, "GANGLINE_HEALTH_PORT": "0"}
+            stage.metrics = DemoMetrics(screen, stage.running, own[1])
+            await stack.enter_async_context(exporting(stage.metrics, screen, metrics_port))
         if console:
             from ..serving.console import beside
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,10 +14,8 @@ from ...testing.kit.judge import judge
 from ...testing.kit.processes import remaining
 from ...testing.kit.testbed import Testbed, still_held
 from ..views.workers import WorkerRow, read_workers
+from .metrics import DemoMetrics
 from .screen import Screen
-
-if TYPE_CHECKING:
-    from .metrics import DemoMetrics
 
 STOP_S: Final = 10.0
 HERE: Final = socket.gethostname()
@@ -70,10 +68,10 @@ class Stage(Testbed):
         await self.served()
         return await read_workers(self.client, self.pool)
 
-    async def read(self) -> None:
-        """Wait until Prometheus has read what is now, if metrics are exported."""
+    async def read(self, metric: str = "") -> None:
+        """Wait until Prometheus has read what is now, and this metric in it, if metrics are exported."""
         if self.metrics is not None:
-            await self.metrics.read()
+            await self.metrics.read(metric)
 
     async def end_part(self) -> Facts:
         """Wait for rest, stop all processes, and return what they recorded."""

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gangline import connect_sync
 
+from ..processes.fork_server import PATIENT
 from ..support.promtool import GET_PROMTOOL, PROMTOOL
 from .conftest import Commands, Running, until
 from .test_demo import environment
@@ -210,6 +211,7 @@ class System:
         self.processes: dict[str, Running] = {}
         self._ports: dict[str, int] = {}
         self._frozen: set[str] = set()
+        del commands.environment[PATIENT]  # some are frozen on purpose, and shall notice that soon
         (commands.folder / "train.py").write_text(TRAIN)
         for name, started, *arguments in (
             ("coordinator", r"coordinator\.leads", "coordinator"),

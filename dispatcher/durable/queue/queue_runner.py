@@ -760,7 +760,8 @@ class QueueRunner:
         entry = self.entries.get(sequence)
         if entry is not None and entry.submission is not None and entry.submission.job == job:
             return JobPlace.FETCHED
-        return JobPlace.UNSEEN if sequence > self._newest else JobPlace.UNKNOWN
+        coming = sequence > self._counted_to or self._unread > 0
+        return JobPlace.UNSEEN if sequence > self._newest and coming else JobPlace.UNKNOWN
 
     def _changing_hands(self) -> NoDispatcher:
         return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")

@@ -413,6 +413,30 @@ def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start
     simulate(story())
 
 
+def test_results_of_jobs_that_ended_under_the_previous_dispatcher_are_told_at_once() -> None:
+    """No message of theirs will come, nor any with a higher sequence; only an earlier task still runs."""
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            first = site.dispatcher()
+            await site.taken()
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                await site.submit("square", {"x": 1, "seconds": 3600.0})
+                jobs = [await client.submit("work.square", 2) for _ in range(5)]
+                for job in jobs:
+                    await site.ended(job.id)
+                await site.loop.spawn(first.name, first.dispatcher.stop())
+                site.dispatcher()
+                await site.taken()
+                await asyncio.sleep(2.0)
+                asked_at = site.loop.time()
+                assert await asyncio.gather(*(job.result() for job in jobs)) == [4] * 5
+                assert site.loop.time() - asked_at < 0.5
+
+    simulate(story())
+
+
 def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatcher_has_fetched() -> None:
     async def story() -> None:
         async with Site(window_tasks=64) as site:

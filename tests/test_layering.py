@@ -1,5 +1,5 @@
-"""Imports go one way: schemas <- telemetry <- runtime <- bus <- {dispatcher, worker, coordinator}, and within each from
-room to room."""
+"""Imports go one way: schemas <- telemetry <- runtime <- bus <- {dispatcher, worker, coordinator}, within each from
+room to room, and nowhere in a circle."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,8 @@ def imports_of(file: Path, package: tuple[str, ...]) -> Iterator[Import]:
             for alias in node.names:
                 yield _absolute(file, node.lineno, alias.name)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield _absolute(file, node.lineno, node.module or "")
+            for alias in node.names:
+                yield _absolute(file, node.lineno, f"{node.module}.{alias.name}")
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - (node.level - 1)]
             module = tuple((node.module or "").split(".")) if node.module else ()
@@ -235,6 +237,59 @@ def test_no_folder_is_crowded():
             if len(entries) > MOST_ENTRIES:
                 crowded[str(folder.relative_to(ROOT))] = len(entries)
     assert crowded == {}
+
+
+def modules_in(tops: dict[tuple[str, ...], Path]) -> dict[tuple[str, ...], Path]:
+    """Modules by the parts of their names; a package is the module of its `__init__.py`."""
+    return {
+        (*package, *(file.parent if file.name == "__init__.py" else file.with_suffix("")).relative_to(top).parts): file
+        for package, top in tops.items()
+        for file in sorted(top.rglob("*.py"))
+        if not any(parent.is_symlink() for parent in file.parents if parent.is_relative_to(top))
+    }
+
+
+def circle_of(modules: dict[tuple[str, ...], Path]) -> list[str]:
+    """Modules of which each imports the next, and the last is the first; also inside functions, and for type checkers
+    only. Empty: there are none."""
+    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for name, file in modules.items():
+        package = name if file.name == "__init__.py" else name[:-1]
+        named = (found.inside for found in imports_of(file, package) if found.inside is not None)
+        # The last part may be a name in the module, or the module itself.
+        graph[name] = {target if target in modules else target[:-1] for target in named} & modules.keys() - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [".".join(name) for name in reversed(error.args[1])]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = modules_in({("gangline",): FACADE, **{("gangline", folder): ROOT / folder for folder in FOLDERS}})
+    assert {("gangline",), ("gangline", "cli", "demo", "stage"), ("gangline", "bus", "port", "bus")} <= modules.keys()
+    assert circle_of(modules) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "if TYPE_CHECKING:\n    from .metrics import Metrics",
+        "def f():\n    from . import metrics",
+        "from ..demo import (\n    other,\n    metrics,\n)",
+        "import gangline.demo.metrics",
+        "from gangline.demo import metrics",
+        "from gangline.demo.metrics import Metrics",
+    ],
+)
+def test_no_circle_is_overlooked(tmp_path, monkeypatch, back):
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "__init__.py").touch()
+    (tmp_path / "demo" / "metrics.py").write_text("from .stage import Stage")
+    (tmp_path / "demo" / "stage.py").write_text(back)
+    circle = circle_of(modules_in({("gangline",): tmp_path}))
+    assert circle[0] == circle[-1] and set(circle) == {"gangline.demo.metrics", "gangline.demo.stage"}
 
 
 def test_only_the_bus_imports_nats():

@@ -283,6 +283,19 @@ def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
     assert commands.json("dead", "ls") == []
 
 
+def test_a_dead_run_of_a_schedule_is_listed_replayed_and_removed_by_one_name(commands, running):
+    options = ("--cron", "@every 1s", "--idempotency-key", "nightly", "--max-attempts", "1")
+    commands.run("submit", "words.fail", '["bad luck"]', *options)
+    until(lambda: commands.json("dead", "ls"), "a run becomes a dead letter")
+    commands.run("schedules", "rm", "nightly")
+    letter, *_ = commands.json("dead", "ls")
+    title = f"{letter['schedule']}-{letter['job']}"
+    assert title in commands.run("dead", "ls").stdout
+    assert commands.run("dead", "replay", title).stdout == f"{title} is queued again\n"
+    until(lambda: title in commands.run("dead", "ls").stdout, "it fails again")
+    assert commands.run("dead", "rm", title).stdout == f"{title} is removed\n"
+
+
 def test_a_dispatcher_is_healthy_and_hands_over_when_it_is_told_to_end(commands, running):
     dispatcher, _ = running
     second = commands.start("dispatcher", "--node", "other")

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.cli.views.routes import RouteChange
+from gangline.cli.views.routes import RouteChange, change_route
+from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.names import Names
 from gangline.schemas.records.routes import QueueRules, RouteRecord
@@ -52,6 +54,22 @@ def test_a_change_that_cannot_be_followed_is_refused_before_anything_is_written(
         change(to={"v1": 0})
     with pytest.raises(InvalidRoute, match=r"limits\.v1"):
         change(to={"v1": 1}, limits={"v1": 0})
+
+
+async def test_a_pool_that_nobody_serves_is_named_whenever_it_begins_to_get_something() -> None:
+    changes = (
+        ({"to": {"v1": 1, "v2": 0}}, ["v1"]),
+        ({"per_key": 3}, []),
+        ({"to": {"v1": 0, "v2": 1}}, ["v2"]),
+        ({"to": {"v1": 1, "v2": 9}}, ["v1"]),
+        ({"shadow": {"v3": 0}}, []),
+        ({"shadow": {"v3": 5}}, ["v3"]),
+        ({"shadow": {"v3": 6}}, []),
+        ({"shadow": "none", "to": {"v1": 1, "v3": 1}}, ["v3"]),
+    )
+    async with Client(MemoryServer().connect("client"), owns_bus=True) as client:
+        told = [await change_route(client, "resize", RouteChange.of(given, replace=False)) for given, _ in changes]
+    assert [idle for _, _, idle in told] == [idle for _, idle in changes]
 
 
 # -- what is typed ------------------------------------------------------------------------------------------------

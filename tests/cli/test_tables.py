@@ -23,6 +23,7 @@ from gangline.schemas.records.workers import Heartbeat, Registration
 
 NOW = time.time()
 TOKEN = "V1StGXR8Z5jdHi6BmyTab"
+RUNS = (1234, 98123, 98765)
 
 
 def printed(listing: Listing, width: int, *, terminal: bool = True) -> list[str]:
@@ -175,6 +176,8 @@ def test_an_empty_table_has_only_its_head():
         (["42", "421"], ["42", "421"]),
         (["words.order-7", "nightly"], ["words.order-7", "nightly"]),
         (["same.jabcdefghijklmnop"] * 2, ["same.jabcdefg"] * 2),
+        (["images.nightly-cleanup-1234"], ["images.nightly-cleanup-1234"]),
+        ([f"images.nightly-cleanup-{n}" for n in RUNS], [f"images.nightly-cleanup-{n}" for n in RUNS]),
     ],
 )
 def test_an_abbreviation_is_unique_and_says_something(ids, short):

@@ -18,6 +18,7 @@ from ....schemas.wire.codec import Format
 from ....schemas.wire.frames import AnswerOp, Frame, Reason
 from ....telemetry.tracing import NO_SPAN, Span
 from ...calls.call import error_of
+from ...jobs.stored import header_of
 from ...leases.held_slots import HeldSlots
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import Method, WorkerEntry
@@ -387,7 +388,7 @@ class QueuedMessage:
         """The id of a tenant's job in earlier versions: as its submitter wrote it, without the tenant. None: as now."""
         if self.submission is None or not self.submission.tenant:
             return None
-        given = (self.message.headers or {}).get(headers.JOB, "").strip() or str(self.seq)
+        given = (header_of(self.message.headers or {}, headers.JOB) or "").strip() or str(self.seq)
         return None if given == self.submission.job else given
 
     def id_of_attempt(self, attempt: int) -> str:

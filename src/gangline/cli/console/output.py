@@ -159,7 +159,9 @@ class Listing:
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
     """The shortest unique beginning of each id, but at least 8 characters after its endpoint; for people to read, and
-    to type: commands accept it. Sequences and short names stay as they are."""
+    to type: commands accept it. Sequences, titles of schedules' runs and short names stay as they are."""
+    from ...schemas.messages.jobs import run_of
+
     known = sorted(set(ids))
     found: dict[str, str] = {}
     for place, id in enumerate(known):
@@ -169,7 +171,7 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
             default=0,
         )
         least = max(len(endpoint) + len(dot) + _SHORT, common + 1)
-        found[id] = id if least >= len(id) - 2 or id.isdecimal() else id[:least]
+        found[id] = id if least >= len(id) - 2 or id.isdecimal() or run_of(id) else id[:least]
     return found
 
 

@@ -93,8 +93,8 @@ class RouteRow:
 async def change_route(
     client: Client, endpoint: str, change: RouteChange
 ) -> tuple[RouteRecord | None, RouteRecord, list[str]]:
-    """Write the route. Returns the previous and the new one, and those of its pools that nobody serves and that the
-    previous one did not have.
+    """Write the route. Returns the previous and the new one, and those of its pools that nobody serves and that got
+    no requests, or no copies, before.
 
     Raises:
         InvalidRoute: the existing or the new route is invalid; nothing was written.
@@ -117,8 +117,14 @@ async def change_route(
         except Conflict:
             continue  # another client changed it meanwhile
         served = await _served(client)
-        known = set() if before is None else {*before.to, *before.shadow}
-        return before, record, [pool for pool in (*record.to, *record.shadow) if pool not in served | known]
+        known = [] if before is None else _fed(before)
+        return before, record, [fed[0] for fed in _fed(record) if fed[0] not in served and fed not in known]
+
+
+def _fed(record: RouteRecord) -> list[tuple[str, str]]:
+    """Its pools that get requests, or copies, and which of the two."""
+    shares = (("requests", record.to), ("copies", record.shadow))
+    return [(pool, what) for what, pools in shares for pool, share in pools.items() if share > 0]
 
 
 async def read_routes(client: Client, endpoint: str | None = None) -> list[RouteRow]:

@@ -88,10 +88,9 @@ def replay(
     """
     _jobs(ctx, jobs, everything, endpoint)
 
-    async def replay_one(client: Client, which: str | DeadLetter) -> None:
-        click.echo(f"{(await client.replay(which)).id} is queued again")
-
-    _do(connection, "dead replay", jobs, endpoint, reason, replay_one)
+    _do(
+        connection, "dead replay", jobs, endpoint, reason, lambda client, which: client.replay(which), "is queued again"
+    )
 
 
 @command.command(short_help="Remove dead letters.")
@@ -115,11 +114,7 @@ def rm(
     """
     _jobs(ctx, jobs, everything, endpoint)
 
-    async def drop_one(client: Client, which: str | DeadLetter) -> None:
-        await client.drop(which)
-        click.echo(f"{which if isinstance(which, str) else which.job} is removed")
-
-    _do(connection, "dead rm", jobs, endpoint, reason, drop_one)
+    _do(connection, "dead rm", jobs, endpoint, reason, lambda client, which: client.drop(which), "is removed")
 
 
 renamed(command, "drop", rm)
@@ -131,9 +126,10 @@ def _do(
     jobs: tuple[str, ...],
     endpoint: str | None,
     reason: str,
-    do: Callable[[Client, str | DeadLetter], Awaitable[None]],
+    do: Callable[[Client, str | DeadLetter], Awaitable[object]],
+    done: str,
 ) -> None:
-    """Do it with these jobs, or with all dead letters. The audit trail has whole ids."""
+    """Do it with these jobs, or with all dead letters, and print what is `done`. The audit trail has whole ids."""
     from ...console.session import audit_of, with_client
 
     async def work(client: Client) -> None:
@@ -145,7 +141,7 @@ def _do(
             chosen = await client.dead_letters(endpoint, limit=None, bodies=False)
             target = f"all of {endpoint or 'all endpoints'}"
         async with audit_of(client).noted(action, target, reason):
-            await _each(chosen, lambda which: do(client, which))
+            await _each(chosen, lambda which: do(client, which), done)
 
     with_client(connection, f"gangline {action}", work)
 
@@ -158,12 +154,15 @@ async def _letter(client: Client, job: str) -> str | DeadLetter:
         return job
 
 
-async def _each(which: Sequence[str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[None]]) -> None:
+async def _each(
+    which: Sequence[str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[object]], done: str
+) -> None:
     """A failure does not stop the others. Each is printed; the last one is raised."""
     failed: GanglineError | None = None
     for one in which:
         try:
             await do(one)
+            click.echo(f"{one if isinstance(one, str) else one.title} {done}")
         except (JobError, InvalidRequest) as error:
             if failed is not None:
                 click.echo(f"gangline: {failed.message}", err=True)

@@ -196,7 +196,7 @@ class Aim:
     moment: Moment
     nth: int
     accident: Accident
-    """The crash or a partition of the owner, the crash of a member's worker of the leading coordinator, or
+    """The crash or a partition of the owner, the crash of a member's worker, of the leading coordinator, or
     of the dispatcher that has most queues, or a fault of the server."""
     after_s: float
     for_s: float

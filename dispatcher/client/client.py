@@ -527,7 +527,7 @@ class Client(Operations):
 
         An ended job is listed as long as its result is kept (an hour by default), and not at all if it was submitted
         with `result_ttl_s=0`; dead letters are kept for thirty days, see `dead_letters`. For one page, at most 20 000
-        waiting tasks of an endpoint are looked through; the next page goes on behind them.
+        waiting tasks of an endpoint are looked through; the rest of them follows the end of the list.
 
         Args:
             states: of these states; default: of all.

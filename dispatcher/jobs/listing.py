@@ -36,6 +36,8 @@ MAX_LISTED: Final = 10_000
 _PAGE: Final = 128
 _RESOLVED: Final = 2000
 """How many ended jobs are looked through for an abbreviated id."""
+_LEFT: Final = "left"
+"""The first part of a cursor behind the end of the list: places of which the rest is missing follow."""
 _UNREAD: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED})
 """States of tasks that no dispatcher has read."""
 _ACTIVE: Final = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
@@ -50,7 +52,8 @@ class JobPage:
     """Without results, earlier attempts and tracebacks: `Client.job(...)` has those."""
     next: str | None = None
     """There may be more: the `cursor` of the next page. This page may have fewer jobs than its limit, or none: for one
-    page, at most 20 000 waiting tasks of an endpoint are looked through."""
+    page, at most 20 000 waiting tasks of an endpoint are looked through. The rest of them follows the end of the
+    list."""
     unanswered: tuple[str, ...] = ()
     """Endpoints with tasks whose queues change hands, or whose dispatcher did not answer: tasks of theirs that run are
     `queued` or `waiting` in the list."""
@@ -75,19 +78,34 @@ class JobList:
             check_name(endpoint, "endpoint")
         found: list[JobInfo] = []
         unanswered: dict[str, None] = {}
-        place = cursor
-        listing = self._all(wanted, endpoint, cursor or "", timeout_s, unanswered)
-        try:
-            async for info, here in listing:
-                if info is not None and len(found) < limit:
-                    found.append(info)
-                    place = here
-                    continue
-                after = here if info is None else place
-                return JobPage(jobs=tuple(found), next=after, unanswered=tuple(unanswered))
-        finally:
-            await listing.aclose()
-        return JobPage(jobs=tuple(found), unanswered=tuple(unanswered))
+        # Where to go on, and then the places where parts were left. Of those, only the rest of the part is missing.
+        place, *left = (cursor or "").split(",")
+        again: list[str] = []
+        """Left in this page."""
+        if place == _LEFT:
+            starts, left, only = left, [], True
+        else:
+            starts, only = [place], False
+        for number, start in enumerate(starts):
+            place = start
+            listing = self._all(wanted, endpoint, start, timeout_s, unanswered, only=only)
+            try:
+                async for info, here in listing:
+                    if info is None:
+                        again.append(here)
+                        place = _behind(here)
+                    elif len(found) < limit:
+                        found.append(info)
+                        place = here
+                    else:
+                        rest = [_LEFT, place, *starts[number + 1 :]] if only else [place]
+                        return JobPage(
+                            jobs=tuple(found), next=",".join([*rest, *left, *again]), unanswered=tuple(unanswered)
+                        )
+            finally:
+                await listing.aclose()
+        more = [*left, *again]
+        return JobPage(jobs=tuple(found), next=",".join([_LEFT, *more]) if more else None, unanswered=tuple(unanswered))
 
     async def resolve(self, text: str, endpoint: str | None, timeout_s: float) -> str:
         """The id that begins with this text.
@@ -122,26 +140,39 @@ class JobList:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _all(
-        self, wanted: ListRequest, endpoint: str | None, cursor: str, timeout_s: float, unanswered: dict[str, None]
+        self,
+        wanted: ListRequest,
+        endpoint: str | None,
+        cursor: str,
+        timeout_s: float,
+        unanswered: dict[str, None],
+        *,
+        only: bool = False,
     ) -> AsyncGenerator[tuple[JobInfo | None, str], None]:
         """Matching jobs from a place on, each with the place after it: `<part>/<endpoint>/<position>`. None: enough of
-        a part was looked through; beyond that place may be more, and the next part follows."""
+        a part was looked through; beyond that place may be more, and the next part follows, unless `only` the rest of
+        this part is wanted."""
         part, _, rest = cursor.partition("/")
         owner, _, position = rest.partition("/")
-        if cursor and (part not in ("active", "delayed", "ended") or not position.isdecimal()):
+        if (cursor or only) and (part not in ("active", "delayed", "ended") or not position.isdecimal()):
             raise InvalidRequest(f"{cursor!r} is not a cursor: give the `next` of the previous page")
         start = int(position or 0)
         states = frozenset(wanted.states or JobState)
         if part in ("", "active"):
             if states.intersection(_ACTIVE):
-                async for each, place in self._active(wanted, endpoint, owner, start, timeout_s, unanswered):
+                one = (only and owner) or endpoint
+                async for each, place in self._active(wanted, one, owner, start, timeout_s, unanswered):
                     yield each, f"active/{place}"
             start = 0
+            if only:
+                return
         if part in ("", "active", "delayed"):
             if JobState.SCHEDULED in states:
                 async for each, sequence in self._delayed(wanted, endpoint, start):
                     yield each, f"delayed//{sequence}"
             start = 0
+            if only:
+                return
         if states.intersection(_ENDED):
             async for info, revision in self._ended(wanted, endpoint, start or None):
                 if info_matches(info, wanted):
@@ -170,36 +201,36 @@ class JobList:
     async def _active_of(
         self, name: str, wanted: ListRequest, place: int, timeout_s: float, unanswered: dict[str, None]
     ) -> AsyncGenerator[tuple[JobInfo | None, int], None]:
-        """Of one endpoint: first those of which its dispatcher knows, up to where it has read the stream, then those in
-        the stream. Of these it may know some, too, which it has read for tenants."""
-        unread = not wanted.states or not _UNREAD.isdisjoint(wanted.states)
-        # Whatever it does: so that it is known which tasks in the stream are not in these states.
-        asked = wanted.model_copy(update={"states": ()}) if unread else wanted
+        """Of one endpoint: first those that its dispatcher has read, then those in the stream beyond. Of these it may
+        have read some ahead for tenants, and only it knows what they do."""
         known: dict[str, JobInfo] = {}
-        read_to: int | None = None
+        ahead: dict[str, JobInfo] = {}
         try:
             following: int | None = place
             while following is not None:
-                asked = asked.model_copy(update={"after": following})
-                reply = await self._queries.ask(name, QueueOperation.LIST, asked, ListReply, timeout_s)
-                if reply.recovering:
-                    unanswered[name] = None
-                read_to = reply.read_to if read_to is None else read_to
+                place = following
+                reply = await self._ask(name, wanted, place, timeout_s, unanswered)
+                ahead.update({info.job: info for info in reply.ahead})
                 for info in reply.jobs:
                     known[info.job] = info
-                    if (info.sequence or 0) <= read_to:
-                        place = info.sequence or place
-                        if info_matches(info, wanted):
-                            yield info, place
+                    place = info.sequence or place
+                    yield info, place
                 following = reply.next
-            place = max(place, read_to or 0)
+            place = max(place, reply.read_to)
+            while reply.ahead_next is not None:
+                reply = await self._ask(
+                    name, wanted.model_copy(update={"states": ()}), reply.ahead_next, timeout_s, unanswered
+                )
+                # Meanwhile it may have read the stream that far.
+                ahead.update({info.job: info for info in (*reply.jobs, *reply.ahead)})
         except (NoDispatcher, Unavailable, InvalidRequest):
             unanswered[name] = None  # nobody has the queue, or a dispatcher of an earlier version
-        if not unread:
-            for info in known.values():
-                if (info.sequence or 0) > place and info_matches(info, wanted):
+        if wanted.states and _UNREAD.isdisjoint(wanted.states):
+            for info in ahead.values():
+                if info_matches(info, wanted):
                     yield info, info.sequence or place
             return
+        known |= ahead
         looked = 0
         async for message in _following(await self._streams.tasks(), self._names.tasks_of(name), place + 1):
             if looked == SCANNED:
@@ -210,6 +241,15 @@ class JobList:
             told = known.get(info.job, info)
             if told.sequence == message.sequence and info_matches(told, wanted):
                 yield told, place
+
+    async def _ask(
+        self, name: str, wanted: ListRequest, after: int, timeout_s: float, unanswered: dict[str, None]
+    ) -> ListReply:
+        asked = wanted.model_copy(update={"after": after})
+        reply = await self._queries.ask(name, QueueOperation.LIST, asked, ListReply, timeout_s)
+        if reply.recovering:
+            unanswered[name] = None
+        return reply
 
     async def _delayed(
         self, wanted: ListRequest, endpoint: str | None, place: int
@@ -251,6 +291,13 @@ class JobList:
             if len(entries) < _PAGE or (wanted.prefix and looked >= _RESOLVED):
                 return
             before = entries[-1].revision
+
+
+def _behind(place: str) -> str:
+    """The place at which the next part begins, which may be of another endpoint."""
+    part, owner, _ = place.split("/")
+    # No name comes between an endpoint's and this one.
+    return f"active/{owner}-/0" if part == "active" else "ended//0"
 
 
 async def _following(stream: Stream, pattern: str, start: int) -> AsyncGenerator[StreamMessage, None]:

@@ -120,8 +120,13 @@ class ListReply(Reply):
     next: int | None = None
     """There are more: ask again with this as `after`."""
     read_to: int = 0
-    """The sequence up to which the dispatcher has read the stream. Behind that, it knows only tasks that it has read
-    ahead for tenants."""
+    """The sequence up to which the dispatcher has read the stream. Beyond it, it knows only tasks that it has read
+    ahead for tenants: they are not in `jobs`."""
+    ahead: tuple[JobInfo, ...] = ()
+    """Tasks beyond `read_to`, in any state, that meet the other conditions. The last page of `jobs` has the first of
+    them. A field of its own: clients of earlier versions take the place of a job for how far the stream was read."""
+    ahead_next: int | None = None
+    """There are more in `ahead`: ask again with this as `after`."""
     recovering: bool = False
     """It is taking the queue over: tasks that are `queued` or `waiting` here may run."""
 

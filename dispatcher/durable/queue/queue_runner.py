@@ -715,19 +715,29 @@ class QueueRunner:
         """The fetched tasks that match, in the order of publication; for a tenant, its own."""
         self._work()
         found: list[JobInfo] = []
+        ahead: list[JobInfo] = []
         following: int | None = None
+        in_any_state = request.model_copy(update={"states": ()})
         for info in self.core.listed(request.after):
-            if not info_matches(info, request):
+            beyond = (info.sequence or 0) > self._newest
+            if not info_matches(info, in_any_state if beyond else request):
                 continue
             if tenant and job_of_tenant(info.job, self.endpoint, tenant) != info.job:
                 continue
-            if len(found) == request.limit:
-                following = found[-1].sequence
+            if len(found) + len(ahead) == request.limit:
+                following = (ahead or found)[-1].sequence
                 break
             entry = self.entries.get(info.sequence or 0)
             worker = info.worker if entry is None else entry.worker or info.worker
-            found.append(without_details(info.model_copy(update={"worker": worker})))
-        return ListReply(jobs=tuple(found), next=following, read_to=self._newest, recovering=not self.core.open)
+            (ahead if beyond else found).append(without_details(info.model_copy(update={"worker": worker})))
+        return ListReply(
+            jobs=tuple(found),
+            next=None if ahead else following,
+            read_to=self._newest,
+            ahead=tuple(ahead),
+            ahead_next=following if ahead else None,
+            recovering=not self.core.open,
+        )
 
     async def cancel(self, job: str) -> JobInfo | None:
         """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not fetched.

@@ -18,6 +18,7 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.jobs import listing
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, UnknownJob
+from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.records.jobs import JobState
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
@@ -195,6 +196,53 @@ async def test_pages_go_on_behind_those_tasks_that_one_look_goes_through(
             assert sorted(await states(client, limit=limit, key="14")) == sorted((job, state) for job in jobs[14::15])
 
 
+async def test_what_follows_an_endpoint_with_many_unread_tasks_is_in_the_same_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listing, "SCANNED", 10)
+    async with Scene().client() as client:
+        ids = await mixed(client)
+        tasks = await client._streams.tasks()
+        for endpoint in ("aaa", "bbb", "zzz"):  # without dispatcher
+            for number in range(35):
+                headers = {"Gangline-Job": f"{endpoint}.{number}", "Gangline-Key": "k" if number in (25, 34) else "no"}
+                await tasks.publish(f"gangline.task.{endpoint}.echo", b"", headers=headers)
+        found = {ids[state] for state in (DONE, QUEUED, SCHEDULED)}
+        page = await client.jobs(key="k", limit=5)
+        assert {info.job for info in page.jobs} == found and page.next is not None
+        every = found | {f"{endpoint}.{number}" for endpoint in ("aaa", "bbb", "zzz") for number in (25, 34)}
+        for limit in (1, 2, 3, 5, 100):
+            assert sorted(job for job, _ in await states(client, key="k", limit=limit)) == sorted(every)
+        everything = {job for job, _ in await states(client)}
+        for limit in (1, 7, 11, 100):
+            listed = [job for job, _ in await states(client, limit=limit)]
+            assert len(listed) == len(set(listed)) == 3 * 35 + len(ids) and set(listed) == everything
+        assert [job for job, _ in await states(client, key="k", endpoint="bbb")] == ["bbb.25", "bbb.34"]
+
+
+async def test_a_list_of_some_states_does_not_fetch_jobs_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+
+    @scene.pool.task(backoff_s=500.0, max_attempts=2)
+    async def retried() -> None:
+        raise ValueError
+
+    async with scene.client() as client:
+        jobs = [await client.submit("images.retried") for _ in range(30)]
+        await until(lambda: has(client, jobs[-1], JobState.WAITING))
+        told: list[JobInfo] = []
+        ask = client._list._queries.ask
+
+        async def watched(*args: Any) -> Any:
+            reply = await ask(*args)
+            told.extend(reply.jobs)
+            return reply
+
+        monkeypatch.setattr(client._list._queries, "ask", watched)
+        assert (await client.jobs(states=[QUEUED])).jobs == () and told == []
+        assert len((await client.jobs(states=[JobState.WAITING])).jobs) == 30 == len(told)
+
+
 async def test_tasks_beyond_the_window_of_the_dispatcher_are_listed_too() -> None:
     async with Scene().client(window_tasks=64) as client:
         held = await client.submit("images.hold")
@@ -218,7 +266,17 @@ async def test_runs_of_a_schedule_are_listed_by_its_name_and_after_its_end_by_it
         assert not [job for job, _ in await states(client) if job == ticks.id], "a schedule is not a job"
 
 
-@pytest.mark.parametrize("wanted", [{"limit": 0}, {"states": ["gone"]}, {"cursor": "x"}, {"cursor": "ended//x"}])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"limit": 0},
+        {"states": ["gone"]},
+        {"cursor": "x"},
+        {"cursor": "ended//x"},
+        {"cursor": "left,x"},
+        {"cursor": "left,"},
+    ],
+)
 async def test_what_cannot_be_meant_is_refused(wanted: dict[str, Any]) -> None:
     async with Scene().client() as client:
         with pytest.raises(InvalidRequest):

@@ -99,8 +99,9 @@ def as_operator(
 
 
 class _Echo(logging.Handler):
-    """Writes to the current stderr, so that log lines appear above a live table. What the server forbids is kept: the
-    error of the command says it, or the command can do without. What a request was told is not even kept."""
+    """Writes to the current stderr, so that log lines appear above a live table. What the server forbids is not
+    written, but kept in `refusals`: the error of the command says it, or the command can do without. If a request was
+    waiting for an answer, its caller has the error, and nothing is kept."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "action", "") == "bus.not_permitted":

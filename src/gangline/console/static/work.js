@@ -220,7 +220,7 @@ export function Jobs({ id }) {
       <select value=${endpoint} onChange=${only(setEndpoint)} aria-label="endpoint"><option value="">all endpoints</option>${endpoints.map((e) => html`<option key=${e} value=${e}>${e}</option>`)}</select>
       <${FindJob} /></header>
     <p class="dim">Unfinished jobs in the order of submission, then delayed ones, then ended ones for as long as their results are kept.</p>
-    ${listed.value?.unanswered?.length > 0 && html`<p class="dim">No dispatcher says what runs of ${listed.value.unanswered.join(', ')}: it is shown as queued or waiting.</p>`}
+    ${listed.value?.unanswered?.length > 0 && html`<p class="dim">No dispatcher says which tasks of ${listed.value.unanswered.join(', ')} are running: they are listed as queued or waiting.</p>`}
     <${Table} rowKey=${(j) => j.job} rows=${jobs} empty=${asked(listed, state || endpoint ? 'No such job.' : 'No jobs. Submit one: gangline submit ENDPOINT.TASK')} columns=${[
       ['job', (j) => html`<${Job} id=${j.job} title=${j.title} />`],
       ['task', (j) => `${j.endpoint}.${j.method}`],

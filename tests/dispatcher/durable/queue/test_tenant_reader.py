@@ -10,7 +10,8 @@ import pytest
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.queue.tenant_reader import TenantReader
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.names import job_of_tenant
+from gangline.schemas.messages.jobs import ListReply, ListRequest
+from gangline.schemas.names import QueueOperation, job_of_tenant
 from gangline.schemas.records.jobs import JobState
 
 from ....scale import repetitions
@@ -140,6 +141,43 @@ def test_tasks_that_were_read_are_listed_as_what_they_do(limit: int) -> None:
                 assert {job: everything[job] for job in jobs} == jobs
                 for state in (JobState.WAITING, JobState.RUNNING, JobState.QUEUED):
                     assert await listed(state) == {job: so for job, so in everything.items() if so is state}
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("limit", [1, 5, 500])
+def test_clients_of_earlier_versions_read_the_list_up_to_where_the_stream_was_read(limit: int) -> None:
+    """They read on in the stream beyond `read_to`, `next` and each job of the list."""
+
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW) as site:
+            await began(site)
+            lab = await fill(site, 60, seconds=100.0)
+            shop = [await submit(site, body='{"x": 3, "seconds": 500}') for _ in range(6)]
+            await asyncio.sleep(5.0)
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+
+                async def ask(after: int, states: tuple[JobState, ...] = ()) -> ListReply:
+                    wanted = ListRequest(after=after, limit=limit, states=states)
+                    return await client._queries.ask(site.pool, QueueOperation.LIST, wanted, ListReply, 5.0)
+
+                jobs: list[str] = []
+                after: int | None = 0
+                while after is not None:
+                    reply = await ask(after)
+                    assert all((info.sequence or 0) <= reply.read_to for info in reply.jobs)
+                    assert after <= reply.read_to < 60 and len(reply.jobs) + len(reply.ahead) <= limit
+                    assert reply.next is None or not reply.ahead
+                    jobs += [info.job for info in reply.jobs]
+                    after = reply.next
+                assert jobs == lab[: reply.read_to]
+                for states in ((), (JobState.DONE,)):
+                    reply = await ask(reply.read_to, states)
+                    ahead = [info.job for info in reply.ahead]
+                    while reply.ahead_next is not None:
+                        reply = await ask(reply.ahead_next, states)
+                        ahead += [info.job for info in reply.ahead]
+                    assert ahead == shop, "whatever they do"
 
     simulate(story())
 

@@ -200,10 +200,9 @@ class NatsBus:
             raise _not_permitted("publish to", subject)
         # A requester has an inbox for each of its requests: another last part, behind what was checked before.
         stem, _, last = subject.rpartition(".")
-        if stem in self._checked and last.isalnum() and len(subject) <= _MAX_SIBLING_CHARS:
-            return
-        # The first is true for nearly all, including each new inbox and key.
-        if len(subject) > _MAX_PUBLISHED_BYTES or _PLAIN_SUBJECT.fullmatch(subject) is None:
+        sibling = stem in self._checked and last.isalnum() and len(subject) <= _MAX_SIBLING_CHARS
+        # The pattern matches nearly all others, including new keys.
+        if not sibling and (len(subject) > _MAX_PUBLISHED_BYTES or _PLAIN_SUBJECT.fullmatch(subject) is None):
             if not subject or _BAD_SUBJECT.search(subject):
                 raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
             if _WILDCARD.search(subject):
@@ -212,7 +211,7 @@ class NatsBus:
         if len(self._checked) >= _MAX_CHECKED_SUBJECTS:
             self._checked.clear()
         self._checked.add(subject)
-        if stem:
+        if stem and stem not in self._forbidden:
             self._checked.add(stem)
 
     @staticmethod
@@ -373,11 +372,11 @@ class NatsBus:
             return
         kind, subject = found.group(1).lower(), found.group(2)
         what = "publish to" if kind == "publish" else "subscribe to"
-        told = kind == "publish" and self._replies.refuse(lambda: _not_permitted(what, subject), subject)
+        told = kind == "publish" and self._replies.fail(lambda _: _not_permitted(what, subject), subject=subject)
         log.error(
             "%s",
             _forbidden(what, subject),
-            # told: whoever waited for the answer has the error
+            # `told` is true if a request was waiting for an answer from there: its caller gets the error.
             extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name, "told": told},
         )
         if kind == "subscription":

@@ -260,6 +260,8 @@ class EmbeddedServer(Startable):
         try:
             self._process.start()
         except OSError as error:
+            if not self._port:
+                self._forget_port()
             raise ServerUnreachable(f"cannot run {program}: {error}") from error
         _running.add(self)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ...schemas.errors.base import GanglineError
-from ..port.bus import Answered, Handler, Message, NoResponders, RequestTimeout
+from ..port.bus import Answered, Message, NoResponders, RequestTimeout
 
 _TOKEN_CHARS: Final = 16
 """96 bits: nobody can try that many."""
@@ -60,9 +60,6 @@ class ReplyMultiplexer:
         self._loop = loop
         self._token = token
         self._waiting: dict[str, tuple[asyncio.Future[Message] | PendingRequest, str]] = {}
-        self._streams: dict[str, Handler] = {}
-        self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
-        """Of streams: the requested subject, and the callback if the server forbids it."""
 
     @property
     def pattern(self) -> str:
@@ -78,9 +75,6 @@ class ReplyMultiplexer:
         """The handler of the one subscription. Late and duplicate answers are dropped."""
         waiter = self._waiting.pop(message.subject, None)
         if waiter is None:
-            stream = self._streams.get(message.subject)
-            if stream is not None:
-                stream(message)
             return
         future, subject = waiter
         if future.done():
@@ -119,38 +113,15 @@ class ReplyMultiplexer:
     def forget(self, reply: str) -> None:
         self._waiting.pop(reply, None)
 
-    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
-        """A new reply subject that accepts any number of answers, until `close_stream`.
-
-        Args:
-            subject: where the request will be sent.
-            on_refused: called if the server forbids that.
-        """
-        reply = f"{self._prefix}{self._token()[:_TOKEN_CHARS]}"
-        self._streams[reply] = handler
-        self._asked[reply] = (subject, on_refused)
-        return reply
-
-    def close_stream(self, reply: str) -> None:
-        self._streams.pop(reply, None)
-        self._asked.pop(reply, None)
-
-    def fail(self, make_error: Callable[[str], GanglineError], *, subject: str | None = None) -> None:
-        """End waiting requests with an error: all of them, or those to one subject."""
-        for reply, future in list(self._matching(subject)):
+    def fail(self, make_error: Callable[[str], GanglineError], *, subject: str | None = None) -> bool:
+        """End waiting requests with an error: all of them, or those to one subject. False: there were none."""
+        ended = [*self._matching(subject)]
+        for reply, future in ended:
             del self._waiting[reply]
             if not future.done():
                 future.set_exception(make_error(reply))
                 future.exception()  # its waiter may have been cancelled in this very turn
-
-    def refuse(self, make_error: Callable[[], GanglineError], subject: str) -> bool:
-        """The server forbids publishing to a subject: end all waits for an answer from there. False: there is none."""
-        asked = [on_refused for each, on_refused in self._asked.values() if each == subject]
-        told = bool(asked) or any(self._matching(subject))
-        self.fail(lambda _: make_error(), subject=subject)
-        for on_refused in asked:
-            on_refused(make_error())
-        return told
+        return bool(ended)
 
     def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message] | PendingRequest]]:
         for reply, (future, asked) in self._waiting.items():

@@ -98,11 +98,15 @@ def _fallback(value: Any) -> Any:
     )
 
 
+_MAX_KEPT_BYTES: Final = 1 << 20
+
+
 def packing(**options: Any) -> Callable[[Any], bytes]:
     """A function that writes msgpack, with these options of msgpack.Packer.
 
     Its packers are used again, but each writes one value at a time: while a hook runs, another thread may want to
-    write, or the hook itself. One that raised keeps what it had written, and is dropped.
+    write, or the hook itself. One that raised keeps what it had written, and is dropped. So is one that wrote more than
+    1 MiB: its buffer never gets smaller.
     """
     free: list[Callable[[Any], bytes]] = []
     take, give_back = free.pop, free.append
@@ -121,7 +125,8 @@ def packing(**options: Any) -> Callable[[Any], bytes]:
             data = write(value)
         except Exception as error:  # also errors of a model's own serializer or property
             raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
-        give_back(write)
+        if len(data) <= _MAX_KEPT_BYTES:
+            give_back(write)
         return data
 
     return pack

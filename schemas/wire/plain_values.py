@@ -54,7 +54,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 _CONTAINERS: Final = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 """First bytes of lists and maps in msgpack."""
 _NEITHER: Final = bytes(set(range(256)) - {*_CONTAINERS, *range(0xC7, 0xCA), *range(0xD4, 0xD9)})
-"""First bytes of neither these nor extension types."""
+"""All other bytes, except those with which an extension type begins."""
 
 
 def pack_plain(value: Any) -> bytes | None:

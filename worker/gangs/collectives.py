@@ -142,22 +142,26 @@ class CollectiveSession:
             raise InvalidRequest("a member makes one collective call at a time: another one waits in this run")
         core, loop = self._core, asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
-        began = loop.time()
-        if self._timed is not None:
-            self._timed.waits(self.run, 1, began)
         try:
             await self._open()
             self._check()
-            self._send(core.begin(kind, root, value, loop.time()))
+            began = loop.time()
+            self._send(core.begin(kind, root, value, began))
             self._settle()
-            await waiter
+            if self._timed is not None:
+                self._timed.waits(self.run, 1, began)
+            try:
+                await waiter
+            finally:
+                if self._timed is not None:
+                    self._timed.waits(self.run, -1, loop.time())
             self._check()
-            return core.result()
+            result = core.result()
+            if self._timed is not None:
+                self._timed.waited(loop.time() - began)
+            return result
         finally:
             self._waiter = None
-            if self._timed is not None:
-                self._timed.waits(self.run, -1, loop.time())
-                self._timed.waited(loop.time() - began)
 
     def _check(self) -> None:
         if self._error is not None:

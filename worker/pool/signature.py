@@ -189,8 +189,9 @@ class Signature:
         """Position (a huge number for keyword-only ones) and name of each parameter without default."""
         self._exact: list[type] | None = None
         """Types of the positional arguments that need no conversion at all; None: this does not apply."""
-        self._converted: list[Converter] = []
-        """How the arguments are converted, if all can be positional, and none is accepted as it is; otherwise empty."""
+        self._converted: list[Converter] | None = None
+        """How the arguments are converted, if all can be positional, and none is accepted as it is; None: this does not
+        apply."""
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
         self.resolved = False
@@ -278,11 +279,12 @@ class Signature:
             kinds = [type(args[0])] if len(args) == 1 else [*map(type, args)]  # one is common, and this is faster
             if kinds == self._exact:
                 return args, {}  # all positional, and each of exactly its type
-        if not kwargs and not json and args is not None and len(args) == len(self._converted):
+        converted = self._converted
+        if not kwargs and not json and args is not None and converted is not None and len(args) == len(converted):
             try:
                 if len(args) == 1:
-                    return [self._converted[0](args[0])], {}
-                return [convert(value) for convert, value in zip(self._converted, args, strict=True)], {}
+                    return [converted[0](args[0])], {}
+                return [convert(value) for convert, value in zip(converted, args, strict=True)], {}
             except (ValidationError, ValueError):
                 pass  # there may be another way; otherwise the error is made below
         if not self.resolved:
@@ -468,7 +470,9 @@ class ResultEncoder:
         self._adapter: TypeAdapter[Any] | None = None
         self._dump: Callable[..., Any] | None = None
         self._in_one_step = True
-        """Until a result could not be packed so: one in vain costs more than one saves."""
+        """Whether to try `pack_plain`. False after the first result that it could not write, until the worker restarts:
+        a failed attempt costs more time than a successful one saves. So one unusual value, such as an integer of 65
+        bits, turns this fast case off for all later results of the task."""
         self._resolved = False
         try:
             self._resolve()

@@ -305,6 +305,27 @@ async def test_8_a_forbidden_request_fails_at_once_and_says_what_is_forbidden(co
     assert bus.connected
 
 
+async def test_8_a_forbidden_subject_stays_forbidden_when_one_below_it_is_published_to(connect_to, secured):
+    bus = await connect_to(as_user(secured(LIMITED).url, "few"))
+    with pytest.raises(NotPermitted):
+        await bus.request("Forbidden.Subject", b"", timeout_s=PATIENCE_S)
+    for _ in range(2):
+        with pytest.raises(NotPermitted):
+            bus.publish("Forbidden.Subject")
+        bus.publish("Forbidden.Subject.below")
+
+
+async def test_8_each_subject_is_checked_once_siblings_too(connect_to, nats_url, monkeypatch):
+    bus = await connect_to(nats_url)
+    checked: list[str] = []
+    check = bus._check_subject
+    monkeypatch.setattr(bus, "_check_subject", lambda subject: (checked.append(subject), check(subject)))
+    for _ in range(3):
+        for subject in ("pitfall.one", "pitfall.two", "pitfall.three"):
+            bus.publish(subject, reply=f"{subject}.answer")
+    assert len(checked) == len(set(checked)) == 6
+
+
 async def test_8_a_forbidden_write_fails_at_once(connect_to, secured, namespace):
     server = secured(LIMITED)
     other = await connect_to(as_user(server.url, "all"))

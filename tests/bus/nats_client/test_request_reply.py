@@ -7,7 +7,7 @@ import pytest
 from gangline.bus.nats_client.request_reply import ReplyMultiplexer
 from gangline.bus.port.bus import Message, NoResponders, RequestTimeout
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import Disconnected, GanglineError
+from gangline.schemas.errors.base import Disconnected
 
 
 def make() -> ReplyMultiplexer:
@@ -25,7 +25,6 @@ async def test_each_request_has_a_reply_subject_of_its_own_under_one_pattern():
 async def test_who_saw_some_reply_subjects_cannot_guess_another():
     replies = make()
     subjects = [replies.expect("a")[0] for _ in range(200)]
-    subjects += [replies.open_stream(lambda _: None, "a", lambda _: None) for _ in range(200)]
     subjects += [replies.call("a", lambda _: None, 1) for _ in range(200)]
     tokens = [subject.removeprefix("_INBOX.me.r.") for subject in subjects]
     assert {len(token) for token in tokens} == {16}
@@ -76,7 +75,8 @@ async def test_time_outs_and_cancellations_leave_nothing_behind():
 async def test_failing_one_subject_leaves_the_others_waiting():
     replies = make()
     (one, first), (two, second) = replies.expect("forbidden"), replies.expect("allowed")
-    replies.fail(lambda _: Disconnected("no"), subject="forbidden")
+    assert not replies.fail(lambda _: Disconnected("no"), subject="another")
+    assert replies.fail(lambda _: Disconnected("no"), subject="forbidden"), "somebody waited for that one"
     with pytest.raises(Disconnected):
         await replies.wait(one, first, 1)
     replies.receive(Message(two, b"fine"))
@@ -90,22 +90,3 @@ async def test_an_answer_and_a_loss_in_one_turn_do_no_harm():
     replies.fail(lambda _: Disconnected("no"))
     replies.receive(Message(reply, b"2"))
     assert (await replies.wait(reply, future, 1)).data == b"1"
-
-
-async def test_a_stream_takes_any_number_of_answers_until_it_is_closed():
-    replies = make()
-    got: list[bytes] = []
-    refused: list[GanglineError] = []
-    reply = replies.open_stream(lambda message: got.append(message.data), "asked", refused.append)
-    for data in (b"1", b"2"):
-        replies.receive(Message(reply, data))
-    assert not replies.refuse(lambda: Disconnected("no"), "something else")
-    assert refused == []
-    assert replies.refuse(lambda: Disconnected("no"), "asked"), "somebody was told"
-    assert len(refused) == 1
-    replies.close_stream(reply)
-    assert not replies.refuse(lambda: Disconnected("no"), "asked")
-    assert len(refused) == 1
-    replies.close_stream(reply)
-    replies.receive(Message(reply, b"3"))
-    assert got == [b"1", b"2"]

@@ -8,6 +8,7 @@ import enum
 import json
 import math
 import pathlib
+import tracemalloc
 import uuid
 
 import msgpack
@@ -20,6 +21,7 @@ from gangline.schemas.errors.base import InvalidRequest, InvalidSettings, Malfor
 from gangline.schemas.limits import MAX_CONTAINERS, MAX_DEPTH
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
+from gangline.schemas.wire.plain_values import pack_plain
 
 from ...scale import repetitions
 
@@ -366,6 +368,20 @@ def test_the_content_type_chooses_the_format_and_json_is_the_default(headers, fm
 def test_an_unknown_content_type_is_refused_with_what_is_known():
     with pytest.raises(MalformedMessage, match="application/msgpack"):
         Format.of({"Content-Type": "application/xml"})
+
+
+@pytest.mark.parametrize("write", [codec.pack, pack_plain])
+def test_the_memory_of_a_large_value_is_not_kept(write):
+    large = "x" * (32 << 20)
+    write("warm up")
+    tracemalloc.start()
+    try:
+        write(large)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most > 32 << 20, "it was measured"
+    assert kept < 2 << 20
 
 
 def test_a_value_may_be_packed_while_another_one_is_half_written():

@@ -14,6 +14,7 @@ from gangline.bus.port.bus import ConnectionEvent
 from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest, PayloadTooLarge, StaleGeneration
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
+from gangline.worker.gangs.rank_timer import RankTimer
 
 NAMES = Names("test")
 
@@ -63,6 +64,46 @@ async def test_nobody_leaves_a_barrier_before_the_last_has_come():
         assert not any(task.done() for task in first)
         await talks[0].barrier()
         await asyncio.gather(*first)
+
+
+async def test_only_the_time_until_the_others_come_counts_as_a_wait_for_them(monkeypatch):
+    waited: list[float] = []
+    async with members(2) as made:
+        talks = sessions(made)
+        talks[1]._timed = timer = RankTimer(1, waited.append)
+        bus = talks[1]._bus
+        subscribe = bus.subscribe
+
+        async def slowly(*args: Any, **options: Any) -> Any:
+            await asyncio.sleep(10)
+            return await subscribe(*args, **options)
+
+        monkeypatch.setattr(bus, "subscribe", slowly)
+        waiting = asyncio.ensure_future(talks[1].barrier())
+        await asyncio.sleep(25)  # 20 of them for two subscriptions
+        await talks[0].barrier()
+        await waiting
+        assert waited == [5.0]
+        assert timer.times(asyncio.get_running_loop().time()).waiting_s == 5.0
+
+
+async def test_a_wait_that_failed_or_was_cancelled_is_not_measured_as_one_for_the_others():
+    waited: list[float] = []
+    async with members(2) as made:
+        talk = made[1].session(1)
+        talk._timed = timer = RankTimer(1, waited.append)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await talk.barrier()
+        waiting = asyncio.ensure_future(talk.barrier())
+        await asyncio.sleep(4)
+        made[1].end(GangEnded("released"))
+        with pytest.raises(GangEnded):
+            await waiting
+        with pytest.raises(GangEnded):
+            await talk.barrier()
+        assert waited == []
+        assert timer.times(asyncio.get_running_loop().time() + 1).waiting_s == 7.0, "it no longer waits"
 
 
 async def test_a_gang_of_one_needs_no_bus():

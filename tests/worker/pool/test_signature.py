@@ -99,6 +99,29 @@ def test_no_arguments_are_no_arguments_however_they_are_written():
         assert work(*call.args, **call.kwargs) == "ran"
 
 
+def test_no_arguments_are_too_few_for_a_task_that_needs_some():
+    def plain(a):  # type: ignore[no-untyped-def]
+        return a
+
+    def anything(a: Any) -> Any:
+        return a
+
+    def named(*, a: int) -> Any:
+        return a
+
+    for work in (plain, anything, named):
+        with pytest.raises(InvalidArguments, match="missing parameter 'a'"):
+            bind(work)
+
+
+def test_an_annotation_that_names_nothing_is_reported_without_arguments_too():
+    def work(a: Nowhere) -> Any:  # type: ignore[name-defined] # noqa: F821
+        return a
+
+    with pytest.raises(InvalidSettings, match="Nowhere"):
+        bind(work)
+
+
 def test_positional_only_parameters_can_be_named_on_the_wire():
     def work(a: int, b: int = 2, c: int = 3, /, d: int = 4) -> Any:
         return a, b, c, d

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import QueueRules, RouteRecord
@@ -17,6 +18,7 @@ from .durable_plan import Bad, DurableTraffic, JobEnding, JobKind, JobStep, Rout
 from .plan import DISPATCHER_FAULTS, Accident, Plan, PlanEvent, draw_plan
 
 UNHEARD_SEEDS = 0.1
+_LOSE_DELIVERIES: Final = (Accident.DISCONNECT, Accident.SERVER_RESTART)
 LISTED_SEEDS = 1 / 6
 HOLDER = "holder"
 """In an event: the dispatcher that has the most queues at that moment."""
@@ -234,8 +236,10 @@ def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
 
 
 def _lists(rng: random.Random, plan: Plan, first: int) -> tuple[JobStep, ...]:
-    """In one plan of six, lists of all jobs."""
-    if rng.random() >= LISTED_SEEDS:
+    """Lists of all jobs: in one plan of six, unless deliveries to dispatchers may be lost or overtaken. A task whose
+    delivery is lost is in no list until the server delivers it again."""
+    lossy = plan.storms or any(event.accident in _LOSE_DELIVERIES for event in plan.events)
+    if rng.random() >= LISTED_SEEDS or lossy:
         return ()
     return tuple(
         listing(number, rng.uniform(0, plan.traffic_s + 2.0), rng.choice(plan.clients))

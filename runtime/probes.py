@@ -15,6 +15,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -26,6 +27,21 @@ _READ_S: Final = 5.0
 """How long a client may take to send its request."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def ask_probe(port: int, path: str, *, timeout_s: float, most: int | None = None) -> tuple[int, str]:
+    """The status and the text that a process on this machine answers; of a longer text, the first `most` bytes.
+
+    Raises:
+        OSError, http.client.HTTPException: nothing answers there in time, or not in HTTP.
+    """
+    link = HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        link.request("GET", path)
+        answer = link.getresponse()
+        return answer.status, answer.read(most).decode("utf-8", "replace")
+    finally:
+        link.close()
 
 
 class ProbeServer:

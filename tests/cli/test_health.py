@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import socket
 
 import pytest
+
+from gangline.runtime.probes import ask_probe
 
 from ..waiting import PATIENCE_S
 from .conftest import until
@@ -53,13 +54,7 @@ def test_without_a_server_the_probe_fails(commands):
 
 
 def answer(port: int, path: str) -> tuple[int, str]:
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        link.request("GET", path)
-        found = link.getresponse()
-        return found.status, found.read().decode()
-    finally:
-        link.close()
+    return ask_probe(port, path, timeout_s=30)
 
 
 def port_of(process) -> int:

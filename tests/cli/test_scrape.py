@@ -18,6 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gangline import connect_sync
+from gangline.runtime.probes import ask_probe
 
 from ..processes.fork_server import PATIENT
 from ..support.promtool import GET_PROMTOOL, PROMTOOL
@@ -42,12 +43,7 @@ Scrape = dict[Series, float]
 
 def scrape(port: int) -> Scrape:
     """What is exported on that port, with the label that Prometheus adds."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        link.request("GET", "/metrics")
-        text = link.getresponse().read().decode()
-    finally:
-        link.close()
+    _, text = ask_probe(port, "/metrics", timeout_s=30)
     return {
         (sample.name, tuple(sorted({**sample.labels, "instance": f"127.0.0.1:{port}"}.items()))): sample.value
         for family in text_string_to_metric_families(text)

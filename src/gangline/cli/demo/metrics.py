@@ -6,10 +6,10 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 
-from ...runtime.probes import ProbeServer
+from ...runtime.probes import ProbeServer, ask_probe
 from ...schemas.errors.base import InvalidSettings
 from ...telemetry.setup import scrape
 from ...testing.kit.processes import ChildProcess, holds_within
@@ -23,7 +23,7 @@ OURS: Final = "demo"
 READ_S: Final = 30.0
 """A longer wait for a reader is given up: nobody reads."""
 _ANSWER_S: Final = 5.0
-_ADDRESS: Final = re.compile(r"http://(127\.0\.0\.1:\d+)")
+_PORT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 
 def own_metrics() -> tuple[MetricReader, Callable[[], bytes]]:
@@ -62,10 +62,10 @@ class DemoMetrics:
         """Of all processes that answer, each with a label `process`. Called from other threads."""
         found = [(OURS, self._own().decode())]
         for name, process in list(self._running.items()):
-            address = _ADDRESS.search(process.log_text())
-            if address is not None:
+            port = _PORT.search(process.log_text())
+            if port is not None:
                 with contextlib.suppress(OSError, HTTPException):
-                    found.append((name, _get(address[1])))
+                    found.append((name, ask_probe(int(port[1]), "/metrics", timeout_s=_ANSWER_S)[1]))
         text = merged(found)
         self._read += self._wanted in text
         return text.encode()
@@ -81,15 +81,6 @@ class DemoMetrics:
         if not self._unread and not await holds_within(READ_S, lambda: self._read >= enough, pause_s=0.02):
             self._unread = True
             self._screen.note("Nobody reads the metrics: the demo goes on without.")
-
-
-def _get(address: str) -> str:
-    connection = HTTPConnection(address, timeout=_ANSWER_S)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
 
 
 @asynccontextmanager

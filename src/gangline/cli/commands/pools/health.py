@@ -71,21 +71,17 @@ def _ask_port(port: int, timeout_s: float) -> str:
     Raises:
         Unavailable: it is not ready, or nothing answers.
     """
-    import http.client
+    from http.client import HTTPException
 
+    from ....runtime.probes import ask_probe
     from ....schemas.errors.base import Unavailable
 
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        link.request("GET", "/readyz")
-        answer = link.getresponse()
-        text = answer.read(10_000).decode("utf-8", "replace").strip()
-    except (OSError, http.client.HTTPException) as error:
+        status, text = ask_probe(port, "/readyz", timeout_s=timeout_s, most=10_000)
+    except (OSError, HTTPException) as error:
         raise Unavailable(f"nothing answers on port {port}: was it started with --health-port? ({error})") from error
-    finally:
-        link.close()
-    if answer.status != 200:
-        raise Unavailable(f"not ready: {'; '.join(text.splitlines())}")
+    if status != 200:
+        raise Unavailable(f"not ready: {'; '.join(text.strip().splitlines())}")
     return "ready"
 
 

@@ -403,6 +403,8 @@ class OutcomeStore:
 
         async def publish() -> None:
             await self._sure()
+            if submission.cron is not None and await self._cancelled_before(entry):
+                return
             _, now_given = schedule()
             schedules = await self._streams.schedules()
             if submission.cron is not None:
@@ -422,14 +424,17 @@ class OutcomeStore:
             answer(None)
 
     async def _unschedule_cancelled(self, entry: QueuedMessage, subject: str) -> None:
-        """If a client has cancelled it as a task, there is a record of this very message; a record of an earlier
+        if await self._cancelled_before(entry):
+            await (await self._streams.schedules()).purge(subject)
+
+    async def _cancelled_before(self, entry: QueuedMessage) -> bool:
+        """Whether a client has cancelled it as a task: there is a record of this very message; a record of an earlier
         message does not count."""
         assert entry.submission is not None
         record = await self._record(entry.submission.job)
         if record is None or record.state is not JobState.CANCELLED:
-            return
-        if abs(record.submitted_at - entry.message.at) < _SAME_S:
-            await (await self._streams.schedules()).purge(subject)
+            return False
+        return abs(record.submitted_at - entry.message.at) < _SAME_S
 
     def __repr__(self) -> str:
         return f"OutcomeStore({self.writer!r}, under way={len(self._background)})"

@@ -6,6 +6,7 @@ never from dispatchers.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -83,6 +84,8 @@ class JobWatch:
         self._drains_for = drains_for
         self.models: dict[str, JobModel] = {}
         """By request."""
+        self._raw: dict[str, int] = {}
+        """The sequence under which a message was last stored, by the `Nats-Msg-Id` of a publisher without the SDK."""
         self.ends = Ends(
             checker,
             trace,
@@ -434,6 +437,24 @@ class JobWatch:
             self.crons.on_due(message)
         elif stream == self._names.tasks_stream:
             self.crons.on_stored(message)
+            self._published(message)
+
+    def _published(self, message: StreamMessage) -> None:
+        """A message that only its `Nats-Msg-Id` names is two tasks if the first had left the stream when the server
+        restarted, and its publisher was not told that it was stored."""
+        given = message.headers or {}
+        id = given.get("Nats-Msg-Id", "")
+        if not id.startswith("raw-") or "Gangline-Job" in given:
+            return
+        first, self._raw[id] = self._raw.get(id), message.sequence
+        if first is None or not self._troubles.forgetful:
+            return
+        request = str(json.loads(message.data)["request"])
+        model = self.models[request]
+        if model.job is None or model.job == str(first):
+            model.job = str(first)
+            self.models[f"{request}@{first}"] = model
+            self.models[request] = JobModel(request=request, step=model.step, asked_at=model.asked_at)
 
     def counts(self) -> dict[str, int]:
         """Number of tasks by outcome, and of their faults."""

@@ -13,7 +13,7 @@ from ...schemas.errors.base import GanglineError, InvalidSchedule
 from ...schemas.messages.jobs import JobInfo
 from ...schemas.messages.submission import Submission
 from ...schemas.names import Names, job_of_tenant, short_job, split_tenant
-from ...schemas.records.jobs import JobState
+from ...schemas.records.jobs import JobState, ResultRecord
 from ...schemas.schedules import check_time_zone, parse_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
@@ -26,6 +26,8 @@ _DUE_SEARCHED: Final = 2_000
 DUE_KEPT: Final = "24h"
 """How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
 has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
+_SAME_S: Final = 0.001
+"""Tolerance: the time at which a message was stored is rounded in some places."""
 CHAINS: Final = 16
 """Parts of the stream that are searched concurrently."""
 
@@ -207,6 +209,11 @@ async def submission_of(tasks: Stream, schedule: StreamMessage) -> StreamMessage
 def schedule_id(message: StreamMessage) -> str:
     """`Nats-Msg-Id` of the schedule that is made from a message in the stream of tasks."""
     return f"sched-{message.sequence}-{round(message.at * 1000)}"
+
+
+def covers(record: ResultRecord, message: StreamMessage) -> bool:
+    """Whether the record tells the end of this message, and not only that of an earlier one of the same id."""
+    return record.submitted_at > message.at - _SAME_S
 
 
 async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, assert_never
+from typing import Final, TypeGuard, assert_never
 
 from ....bus.port.bus import Bus, Conflict, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
@@ -26,6 +26,7 @@ from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, until_answered, until_taken
+from ...jobs.stored import covers
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
@@ -35,8 +36,6 @@ from .writers import DueCopyRemover, JobEventPublisher, KvWriteBatcher
 _LOOKS: Final = 64
 """Results looked up at once."""
 _BAD_PATTERN: Final = 10189
-_SAME_S: Final = 0.001
-"""Tolerance: the time at which a message was stored is rounded in some places."""
 _LOGGED_CHARS: Final = 400
 """Maximum length of a logged error."""
 
@@ -420,24 +419,33 @@ class OutcomeStore:
         except GanglineError as error:
             answer(error)
         else:
-            await until_taken("looking a result up", lambda: self._unschedule_cancelled(entry, subject), self._log)
+            await until_taken("looking a result up", lambda: self._settle_cancellation(entry, subject), self._log)
             answer(None)
 
-    async def _unschedule_cancelled(self, entry: QueuedMessage, subject: str) -> None:
-        if await self._cancelled_before(entry):
+    async def _settle_cancellation(self, entry: QueuedMessage, subject: str) -> None:
+        """Remove a schedule that was cancelled meanwhile. Otherwise it is in force, whatever was cancelled before."""
+        assert entry.submission is not None
+        found = await self._entry(entry.submission.job)
+        if found is None or not _is_cancelled(record := records.parse_result(found)):
+            return
+        if covers(record, entry.message):
             await (await self._streams.schedules()).purge(subject)
+        elif entry.submission.cron is not None:
+            with contextlib.suppress(Conflict):
+                await (await self._streams.results()).delete(found.key, revision=found.revision)
 
     async def _cancelled_before(self, entry: QueuedMessage) -> bool:
-        """Whether a client has cancelled it as a task: there is a record of this very message; a record of an earlier
-        message does not count."""
+        """Whether a client has cancelled it as a task."""
         assert entry.submission is not None
         record = await self._record(entry.submission.job)
-        if record is None or record.state is not JobState.CANCELLED:
-            return False
-        return abs(record.submitted_at - entry.message.at) < _SAME_S
+        return _is_cancelled(record) and covers(record, entry.message)
 
     def __repr__(self) -> str:
         return f"OutcomeStore({self.writer!r}, under way={len(self._background)})"
+
+
+def _is_cancelled(record: ResultRecord | None) -> TypeGuard[ResultRecord]:
+    return record is not None and record.state is JobState.CANCELLED
 
 
 def _refused(given: Mapping[str, str]) -> str:

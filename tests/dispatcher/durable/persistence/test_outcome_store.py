@@ -155,6 +155,8 @@ async def test_a_schedule_that_was_cancelled_just_before_it_would_have_been_give
     schedules = await operations.streams.schedules()
     assert (await schedules.last(NAMES.schedule("nightly")) is not None) == earlier
     assert ((await schedules.state()).last_sequence > 0) == earlier, "it could have fired before it was taken back"
+    record = await (await operations.streams.results()).get(NAMES.result_key("nightly"))
+    assert (record is None) == earlier, "it is in force, so it is not cancelled any more"
 
 
 async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_again_after_its_end(

@@ -70,7 +70,7 @@ class Leadership:
         self._shard_router: ShardRouter | None = None
         self._ping_round_at = float("-inf")
         self._executor = GangEffectExecutor(
-            context, self.core, tasks, feed=self.feed, trusted=self._trusted, late=self._late, log=log
+            context, self.core, tasks, term=number, feed=self.feed, trusted=self._trusted, late=self._late, log=log
         )
         self._sets = SetDeclarations(
             context.kv,

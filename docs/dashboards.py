@@ -455,7 +455,9 @@ ALERTS: Final = (
     ),
     Alert(
         name="LeadershipFlaps",
-        expression="sum by (namespace) (increase([gangline.coordinator.terms][10m])) > 3",
+        expression=(
+            "max by (namespace) (changes(max by (namespace, shard) ([gangline.coordinator.term])[10m:15s])) > 3"
+        ),
         lasts="0m",
         severity="critical",
         summary="The coordinators of {{ $labels.namespace }} elect a new leader again and again",
@@ -468,7 +470,7 @@ ALERTS: Final = (
             "The reason of `leader_yielded` says why: a ledger that does not answer in time (slow disks, an overloaded "
             "server), or a coordinator whose process was frozen or overloaded.",
         ),
-        fires=(('[gangline.coordinator.terms]{namespace="gangline"}', "0+1x60"),),
+        fires=(('[gangline.coordinator.term]{namespace="gangline"}', "7+1x60"),),
     ),
     Alert(
         name="CommitsRefused",

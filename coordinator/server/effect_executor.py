@@ -368,6 +368,7 @@ class GangEffectExecutor:
         core: SchedulerCore,
         tasks: TaskSet,
         *,
+        term: int,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],
         late: Callable[[Message], None],
@@ -375,6 +376,7 @@ class GangEffectExecutor:
     ) -> None:
         """
         Args:
+            term: the number of the leadership.
             feed: gives an event to the core.
             trusted: whether we may act as the leader at this instant.
             late: called with requests that are read when we might no longer be the leader.
@@ -388,7 +390,8 @@ class GangEffectExecutor:
         clock, bus, names, worker_registry = context.clock, context.bus, context.names, context.worker_registry
         self._traces = traces = GangTracer()
         self._times = GenerationTimes()
-        self.gauges = CoordinatorGauges(CoordinatorMetrics(names.namespace, core.statistics), lambda: clock.now, log)
+        metrics = CoordinatorMetrics(names.namespace, core.statistics, term=term, shard=context.shard.name)
+        self.gauges = CoordinatorGauges(metrics, lambda: clock.now, log)
         self.worker_rpc = WorkerRpc(
             bus,
             names,

@@ -45,6 +45,7 @@ METRICS: Final[Mapping[str, MetricInfo]] = REGISTERED
 
 ATTRIBUTES: Final = {
     "namespace": "the namespace of the system",
+    "shard": "the shard of the coordinator; empty: it is that of all pools",
     "pool": "a pool; `_other` for names that are no longer in use, if there are too many",
     "worker": "the worker's name within its pool",
     "endpoint": "the endpoint that callers named",

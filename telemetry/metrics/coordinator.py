@@ -17,6 +17,7 @@ gangline.gang.form_time                              seconds from request or res
 gangline.gang.teardown_time                          seconds from the decision to end a generation until all slots
                                                      are free or have timed out (histogram)
 gangline.coordinator.terms                           elections that this process has won
+gangline.coordinator.term            shard           number of the current term, while this process leads
 ===================================  ==============  ==============================================================
 """
 
@@ -132,17 +133,32 @@ gauge(
 )
 
 
+def current_terms() -> list[tuple[tuple[str, str], float]]:
+    """By namespace and shard: the term in which this process leads. Unlike a counter of its elections it tells also
+    those of processes that have just started. May be called from any thread."""
+    return [((metrics.namespace, metrics.shard), float(metrics.term)) for metrics in list(_leaders)]
+
+
+gauge("gangline.coordinator.term", "{term}", "Number of the current term", (*_NAMESPACE, "shard"), current_terms)
+
+
 class CoordinatorMetrics:
     """The metrics of one leadership. Called only from its event loop."""
 
-    def __init__(self, namespace: str, levels: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(
+        self, namespace: str, levels: Callable[[], Mapping[str, float]], *, term: int, shard: str = ""
+    ) -> None:
         """
         Args:
             levels: returns the current `queued`, `oldest_s` and `formed`; called from an exporter's thread, so it must
                 only read.
+            term: the number of the leadership.
+            shard: empty: it is the coordinator of all pools.
         """
         self.namespace = namespace
         self.levels = levels
+        self.term = term
+        self.shard = shard
         self.queued = Queued()
         """What gangs wait for; replaced as a whole, because exporters read it from their threads."""
         self._commits = _commits.of(self)

@@ -11,7 +11,7 @@ from typing import Any
 from gangline import Pool
 from gangline.coordinator.service import Coordinator
 from gangline.telemetry.metrics.catalogue import ATTRIBUTES, METRICS
-from gangline.telemetry.metrics.coordinator import CoordinatorMetrics, Queued, Waiting
+from gangline.telemetry.metrics.coordinator import CoordinatorMetrics, Queued, Waiting, current_terms
 from gangline.testing import cluster
 
 SCRAPE = """
@@ -26,7 +26,7 @@ from gangline.telemetry.metrics.durable import DurableMetrics, QueueLevels
 from gangline.telemetry.metrics.router_and_worker import RouterMetrics, WorkerGangMetrics, WorkerMetrics
 from gangline.schemas.wire.frames import Load
 from gangline.telemetry.metrics.catalogue import history_records
-leader = CoordinatorMetrics("n", lambda: {"queued": 1, "oldest_s": 2.0, "formed": 3})
+leader = CoordinatorMetrics("n", lambda: {"queued": 1, "oldest_s": 2.0, "formed": 3}, term=7)
 leader.queued = Queued((Waiting("p", "slots", 1, 4),), (("p", 2),))
 leader.committed("form"); leader.not_committed("form", "refused"); leader.restarted("r", "restart"); leader.ended("r")
 leader.formed(1.0); leader.torn_down(1.0)
@@ -88,7 +88,7 @@ def test_each_attribute_and_each_metric_is_explained():
 def test_gangs_that_can_never_fit_want_no_slots():
     from gangline.telemetry.metrics.coordinator import wanted_by_gangs
 
-    leader = CoordinatorMetrics("n", dict)
+    leader = CoordinatorMetrics("n", dict, term=7)
     leader.queued = Queued((Waiting("never", "impossible", 1, 400), Waiting("soon", "order", 2, 6)))
     assert ("soon", 6.0) in wanted_by_gangs() and "never" not in dict(wanted_by_gangs())
     leader.close()
@@ -127,3 +127,19 @@ async def test_waiting_gangs_are_told_apart_by_what_they_wait_for():
             await second.release()
             assert core.waiting_by_obstacle() == {} and core.kept_slots() == {}
         await bus.close()
+
+
+async def test_each_election_changes_the_exported_term_also_if_the_coordinator_has_just_started():
+    """What LeadershipFlaps counts: a counter of a process that restarts begins at 1 each time, which is no increase."""
+    running, told = cluster(pool, workers=1), list[float]()
+    async with running:
+        for name in ("first", "second", "third"):
+            bus = running.hub.connect(name)
+            async with Coordinator(bus=bus) as coordinator:
+                await coordinator.wait_leading()
+                [((_, shard), term)] = current_terms()
+                assert (shard, term) == ("", coordinator.statistics().term)
+                told.append(term)
+            assert current_terms() == []
+            await bus.close()
+    assert told == sorted(set(told))

@@ -656,8 +656,9 @@ class Client(Operations):
             JobError: the job has ended otherwise since, or is being replayed by another client.
         """
         self._check_open()
-        async with self._noted("dead replay", job if isinstance(job, str) else job.job, reason):
-            return Job(self._queries, await self._letters.replay(job))
+        letter = await self._letter(job)
+        async with self._noted("dead replay", letter if isinstance(letter, str) else letter.audited, reason):
+            return Job(self._queries, await self._letters.replay(letter))
 
     @frames_hidden
     async def drop(self, job: str | DeadLetter, *, reason: str = "") -> None:
@@ -671,8 +672,16 @@ class Client(Operations):
             InvalidRequest: there are several; the text names them.
         """
         self._check_open()
-        async with self._noted("dead drop", job if isinstance(job, str) else job.job, reason):
-            await self._letters.drop(job)
+        letter = await self._letter(job)
+        async with self._noted("dead drop", letter if isinstance(letter, str) else letter.audited, reason):
+            await self._letters.drop(letter)
+
+    async def _letter(self, job: str | DeadLetter) -> str | DeadLetter:
+        """The letter of a job; if there is none, the text, so that the action fails and is recorded."""
+        try:
+            return await self._letters.find(job) if isinstance(job, str) else job
+        except (UnknownJob, InvalidRequest):
+            return job
 
     # -- schedules ------------------------------------------------------------------------------------------------
 

@@ -50,15 +50,16 @@ class HistoryFilter:
             return False
         if self.kinds and record.kind not in self.kinds:
             return False
-        action = record.details.get("target", "") if record.kind is HistoryKind.ACTION else ""
-        pools = {record.pool, *(worker.partition(".")[0] for worker in record.workers), action.partition(".")[0]}
-        workers = {f"{record.pool}.{record.worker}", *record.workers, action}
+        targets = str(record.details.get("target", "")).split() if record.kind is HistoryKind.ACTION else []
+        first = [target.partition(".")[0] for target in targets]
+        pools = {record.pool, *(worker.partition(".")[0] for worker in record.workers), *first}
+        workers = {f"{record.pool}.{record.worker}", *record.workers, *targets}
         return (
             (not self.pool or self.pool in pools)
             and (not self.worker or self.worker in workers)
-            and (not self.gang or self.gang in (record.gang, action))
-            and (not self.job or self.job in (record.job, action))
-            and (not self.endpoint or self.endpoint in (record.endpoint, action))
+            and (not self.gang or self.gang in (record.gang, *targets))
+            and (not self.job or self.job in (record.job, *targets))
+            and (not self.endpoint or self.endpoint in (record.endpoint, *targets, *first))
         )
 
 

@@ -89,6 +89,11 @@ class DeadLetter:
         return f"{self.endpoint}.{self.method}"
 
     @property
+    def audited(self) -> str:
+        """As the audit trail names it: an id that is only the sequence of a task says nothing alone."""
+        return f"{self.target} {self.job}" if self.job.isdecimal() else self.job
+
+    @property
     def trace(self) -> str | None:
         """`traceparent` of the publisher."""
         return header_of(self.headers, headers.TRACEPARENT)

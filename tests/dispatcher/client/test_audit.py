@@ -10,8 +10,9 @@ import pytest
 from gangline.bus.port.bus import NotPermitted, StorageUnavailable
 from gangline.dispatcher.client.audit import NOBODY, AuditTrail
 from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.client.history import HistoryFilter, HistoryReader
 from gangline.dispatcher.client.sync import SyncClient
-from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordinator, NoWorkers
+from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordinator, NoWorkers, UnknownJob
 
 from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
 
@@ -119,6 +120,27 @@ async def test_what_a_client_does_as_an_operator_is_recorded_with_its_reason(rig
         ("dead replay", "images.j2", "", "done"),
         ("gang rm", "g1", "hangs", "no_coordinator"),
     ]
+
+
+@on_both_buses
+async def test_a_dead_letter_with_a_number_for_an_id_is_recorded_with_its_task(rig: JobsRig) -> None:
+    for job in ("42", "43", "images.jabcdef"):
+        await rig.bury(job)
+    await rig.client.drop("42")
+    await rig.client.drop((await rig.client.dead_letters())[0])
+    await rig.client.drop("jabcd")
+    with pytest.raises(UnknownJob):
+        await rig.client.drop("44")
+    assert [(target, outcome) for _, target, _, outcome in await told(rig)] == [
+        ("images.echo 42", "done"),
+        ("images.echo 43", "done"),
+        ("images.jabcdef", "done"),
+        ("44", "unknown_job"),
+    ]
+    reader = HistoryReader(rig.bus, rig.names, rig.streams)
+    for wanted in (HistoryFilter(job="42"), HistoryFilter(endpoint="images", job="43")):
+        [found] = await reader.records(wanted)
+        assert found.details["target"] == f"images.echo {wanted.job}"
 
 
 @on_both_buses

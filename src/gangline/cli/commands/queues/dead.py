@@ -136,7 +136,7 @@ def _do(
         chosen: Sequence[str | DeadLetter]
         if jobs:
             chosen = [await _letter(client, job) for job in jobs]
-            target = " ".join(one if isinstance(one, str) else one.job for one in chosen)
+            target = " ".join(one if isinstance(one, str) else one.audited for one in chosen)
         else:
             chosen = await client.dead_letters(endpoint, limit=None, bodies=False)
             target = f"all of {endpoint or 'all endpoints'}"

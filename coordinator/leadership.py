@@ -35,7 +35,7 @@ from .model import effects as do
 from .model import events as on
 from .scheduling.inventory import WorkerFacts
 from .server.effect_executor import CoordinatorContext, GangEffectExecutor
-from .server.observation import record_loss
+from .server.observation import record_found, record_loss
 from .server.shard_router import ShardRouter
 
 _RETRY_S: Final = 0.1
@@ -231,6 +231,8 @@ class Leadership:
         except Exception as error:
             self._log.warning("the ledger cannot be taken over as it is: %r", error, extra={"action": "ledger.odd"})
             effects = self.core.handle(self._without_unusable(event))
+        if context.history is not None:
+            record_found(context.history, reading.gangs)
         self._carry_out(effects)
 
     def _without_unusable(self, event: on.LeadershipGained) -> on.LeadershipGained:

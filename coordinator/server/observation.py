@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +27,8 @@ from ...schemas.errors.base import GangFailed, GanglineError
 from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, GangReply, HoldRequest
 from ...schemas.messages.operations import RankTimes
 from ...schemas.names import WorkerId, public_id
-from ...schemas.records.history import HistoryKind
+from ...schemas.records.gangs import GangRecord, GangState
+from ...schemas.records.history import FOUND, HistoryKind
 from ...schemas.records.workers import LeaseRecord
 from ...telemetry.logs import Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics
@@ -374,3 +375,36 @@ def record_gang(history: HistoryRecorder, event: GangEvent, gang: GangReply | No
         workers=[f"{seat.pool}.{seat.worker}" for seat in seats],
         details={name: fact for name, fact in details.items() if fact not in (None, [])},
     )
+
+
+MOST_FOUND: Final = 1000
+"""Number of gangs whose end is recorded again: an earlier leader has recorded all but those of its last second."""
+
+
+def record_found(history: HistoryRecorder, gangs: Iterable[tuple[GangRecord, int]]) -> None:
+    """Record, as a new leader, which gangs of the ledger hold no slots any more: their records may have been lost with
+    the earlier leader. Readers leave out what it had recorded itself. Those that hold slots are told as recovered."""
+    gone = [(revision, record) for record, revision in gangs if _ended_as(record) is not None]
+    gone.sort(key=lambda found: found[0])
+    for _, record in gone[-MOST_FOUND:]:
+        kind = _ended_as(record)
+        assert kind is not None
+        history.record(
+            kind,
+            gang=record.id,
+            generation=record.generation,
+            count=record.spec.size,
+            reason=record.reason,
+            details={FOUND: True},
+        )
+
+
+def _ended_as(record: GangRecord) -> HistoryKind | None:
+    match record.state:
+        case GangState.ENDED:
+            return HistoryKind.GANG_ENDED
+        case GangState.TEARING_DOWN:
+            return HistoryKind.GANG_TORN_DOWN
+        case GangState.QUEUED if record.generation > 1:
+            return HistoryKind.GANG_RESTARTING
+    return None

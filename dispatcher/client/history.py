@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ...bus.port.bus import Bus, NotPermitted, Stream, StreamMessage
 from ...schemas.names import Names
 from ...schemas.records.audit import AuditRecord, AuditStage
-from ...schemas.records.history import HistoryBatch, HistoryKind, HistoryRecord
+from ...schemas.records.history import FOUND, HistoryBatch, HistoryKind, HistoryRecord
 from ...telemetry.logs import logger_for
 from ..jobs.storage import TaskStreams
 
@@ -95,7 +95,7 @@ class HistoryReader:
                     if actions >= limit:
                         break
         found.sort(key=lambda record: record.at)
-        return found[-limit:]
+        return _told_once(found)[-limit:]
 
     async def held_at(self, at: float) -> list[HistoryRecord]:
         """Who held slots at that time: LEASE_GRANTED of leases, GANG_FORMED of gangs, or GANG_RECOVERED if the leader
@@ -137,6 +137,20 @@ def holdings(records: Iterable[HistoryRecord], at: float) -> list[HistoryRecord]
             case _:
                 pass
     return list(held.values())
+
+
+def _told_once(records: list[HistoryRecord]) -> list[HistoryRecord]:
+    """Without what a new leader found in the ledger and somebody has recorded when it happened, or found before."""
+    known = {(record.kind, record.gang, record.generation) for record in records if FOUND not in record.details}
+    told = list[HistoryRecord]()
+    for record in records:
+        if FOUND in record.details:
+            key = record.kind, record.gang, record.generation
+            if key in known:
+                continue
+            known.add(key)
+        told.append(record)
+    return told
 
 
 def records_of(message: StreamMessage, names: Names) -> list[HistoryRecord]:

@@ -9,11 +9,15 @@ matters.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from .workers import Record
+
+FOUND: Final = "found"
+"""Among the details of a gang's record: a new leader found it so in the ledger. It happened earlier, and the leader of
+that time may have recorded it, too."""
 
 
 class HistoryKind(StrEnum):

@@ -241,6 +241,28 @@ async def test_a_gang_held_slots_also_if_the_leader_that_formed_it_could_not_rec
             assert await seen.reader.held_at(ambient.wall()) == []
 
 
+async def test_a_gang_whose_leader_died_before_it_could_record_the_end_has_ended_all_the_same():
+    async with system(workers=2) as seen:
+        hub, loop = seen.running.hub, asyncio.get_running_loop()
+        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
+        shell = ServiceSettings(history=HISTORY, node="c")
+        async with Coordinator(bus=hub.connect("next"), shell=shell, ambient=ambient) as following:
+            async with seen.client.gang(pool="images", size=2, slots=1, ttl_s=60):
+                await asyncio.sleep(SETTLED_S)
+            async with seen.client.gang(pool="images", size=2, slots=3, ttl_s=60) as gang:
+                await asyncio.sleep(SETTLED_S)
+                assert [record.gang for record in await seen.reader.held_at(ambient.wall())] == [gang.id]
+            hub.partition(seen.leader)
+            await following.wait_leading()
+            await asyncio.sleep(SETTLED_S)
+            assert await seen.reader.held_at(ambient.wall()) == []
+            ends = await seen.told(HistoryKind.GANG_ENDED)
+            assert len(ends) == 2 and ends[-1].gang == gang.id and ends[-1].by == f"coordinator.{following.instance}"
+            hub.heal(seen.leader)  # the record was only late
+            ends = await seen.told(HistoryKind.GANG_ENDED)
+            assert len(ends) == 2 and ends[-1].gang == gang.id
+
+
 def test_a_worker_that_left_or_voided_its_leases_holds_nothing():
     lease = HistoryRecord(kind=HistoryKind.LEASE_GRANTED, at=1, pool="a", worker="w", lease="~x", slots=1)
     other = HistoryRecord(kind=HistoryKind.LEASE_GRANTED, at=1, pool="a", worker="v", lease="~y", slots=1)

@@ -54,8 +54,13 @@ async def declare(ledger: KeyValue, sets: dict[str, GangSetRecord]) -> tuple[dic
     """Write the declarations. Returns the outcome by name (`created`, `changed`, `unchanged`), and whether a
     coordinator leads."""
     changes = {name: await declare_one(ledger, name, record) for name, record in sets.items()}
-    led = await ledger.entries(Names.leader_alive_key, f"{Names.leader_alive_key}.*")
-    return changes, bool(led)
+    return changes, await is_led(ledger)
+
+
+async def is_led(ledger: KeyValue) -> bool:
+    """Whether a coordinator leads, of all pools or of a shard. If not, the statuses of sets are what the last one has
+    written."""
+    return bool(await ledger.entries(Names.leader_alive_key, f"{Names.leader_alive_key}.*"))
 
 
 async def declare_one(ledger: KeyValue, name: str, record: GangSetRecord) -> str:

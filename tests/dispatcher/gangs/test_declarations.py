@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import gangline
+from gangline.cli.views.gangs import status_lines
+from gangline.coordinator.service import Coordinator
+from gangline.dispatcher.gangs.declarations import is_led, read_set
 from gangline.errors import InvalidName, InvalidRequest, UnknownGang
 from gangline.schemas.records.gangs import GangSetRecord, SetState
 from gangline.testing import cluster, cluster_sync
@@ -107,3 +110,25 @@ def test_code_without_async_declares_sets_too() -> None:
         assert list(client.gangsets()) == ["llama"]
         client.delete_gangset("llama")
         assert client.gangsets() == {}
+
+
+async def test_a_status_that_the_last_coordinator_has_left_behind_says_so() -> None:
+    """It may be told as steady long after the last of its gangs has gone."""
+    system = cluster(pool, workers=4)
+    async with system as client:
+        bus = system.hub.connect("coordinator")
+        ledger = await client.router.ledger()
+        async with Coordinator(bus=bus):
+            await client.set_gangset("llama", TWO)
+            await asyncio.sleep(10)
+            _, record, status = await read_set(ledger, "llama")
+            assert await is_led(ledger)
+            assert status_lines("llama", record, status, led=True)[0] == "llama is steady"
+        await asyncio.sleep(5)
+        _, record, status = await read_set(ledger, "llama")
+        assert status is not None and not await is_led(ledger)
+        assert status_lines("llama", record, status, led=False)[:2] == [
+            "no coordinator leads: this is what the last one reported",
+            "llama is steady",
+        ]
+        await bus.close()

@@ -168,11 +168,12 @@ def sets_table(sets: Sequence[SetRow]) -> Listing:
     )
 
 
-def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None) -> list[str]:
-    """The status of a set, in sentences."""
+def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None, *, led: bool) -> list[str]:
+    """The status of a set, in sentences. `led`: whether a coordinator leads."""
     if status is None:
         return [f"{name} is declared, but no coordinator has reported its status"]
-    lines = [f"{name} is {status.state.value}" + (f": {status.reason}" if status.reason else "")]
+    lines = [] if led else ["no coordinator leads: this is what the last one reported"]
+    lines += [f"{name} is {status.state.value}" + (f": {status.reason}" if status.reason else "")]
     wanted = f"{count_of(record.gangs, 'gang')} wanted"
     lines.append(f"{wanted}, {status.formed} formed, {status.ready} ready, {status.old} old")
     if status.stopped:

@@ -16,7 +16,7 @@ from ...console.options import ConnectionOptions, connection_options, json_optio
 if TYPE_CHECKING:
     from ....bus.port.bus import KeyValue
     from ....dispatcher.client.client import Client
-    from ....schemas.records.gangs import GangSetRecord
+    from ....schemas.records.gangs import GangSetRecord, GangSetStatus
     from ...views.gangs import SetRow
 
 T = TypeVar("T")
@@ -81,13 +81,17 @@ def status(connection: ConnectionOptions, name: str, as_json: bool) -> None:
 
     The ledger has the same under `gangset_status.NAME`.
     """
-    from ....dispatcher.gangs.declarations import read_set
+    from ....dispatcher.gangs.declarations import is_led, read_set
     from ...console.output import print_lines
     from ...views.gangs import status_lines
 
-    _, record, told = _on_ledger(connection, lambda ledger: read_set(ledger, name))
+    async def read(ledger: KeyValue) -> tuple[GangSetRecord, GangSetStatus | None, bool]:
+        _, record, told = await read_set(ledger, name)
+        return record, told, await is_led(ledger)
+
+    record, told, led = _on_ledger(connection, read)
     fields = {} if told is None else told.model_dump(mode="json", exclude={"v"})
-    print_lines({"name": name, **fields}, status_lines(name, record, told), as_json)
+    print_lines({"name": name, "led": led, **fields}, status_lines(name, record, told, led=led), as_json)
 
 
 @command.command(short_help="Show the declaration of a set, and its gangs.")
@@ -100,16 +104,17 @@ def show(connection: ConnectionOptions, name: str, as_json: bool) -> None:
     The declaration is printed in the form that 'gangline gangset apply' reads. 'gangline why GANG' explains what a gang
     is waiting for.
     """
-    from ....dispatcher.gangs.declarations import read_set
+    from ....dispatcher.gangs.declarations import is_led, read_set
     from ...console.output import console, print_json
     from ...console.session import with_client
     from ...views.gangs import declaration_lines, gangs_table, set_json, status_lines
     from ...views.gangset_file import read_sets
 
     async def read(client: Client) -> tuple[SetRow, list[str]]:
-        _, record, told = await read_set(await client.router.ledger(), name)
+        ledger = await client.router.ledger()
+        _, record, told = await read_set(ledger, name)
         [row] = [each for each in await read_sets(client) if each[0] == name] or [(name, record, None)]
-        return row, status_lines(name, record, told)
+        return row, status_lines(name, record, told, led=await is_led(ledger))
 
     row, status = with_client(connection, "gangline gangset", read)
     if as_json:

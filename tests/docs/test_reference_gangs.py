@@ -168,7 +168,7 @@ def test_every_field_of_a_record_is_there(key, record):
 def test_every_metric_of_a_coordinator_is_on_the_page_that_tells_how_to_observe():
     page = (DOCS / "how-to" / "observe.md").read_text()
     named = set(re.findall(r"^(gangline\.\S+)", coordinator_metrics.__doc__ or "", re.MULTILINE))
-    assert len(named) == 13
+    assert len(named) == 14
     assert set(re.findall(r"`(gangline\.(?:gang|coordinator)\.\w+)` \|", page)) == named
 
 

@@ -17,7 +17,7 @@ from gangline.dispatcher.durable.core.effects import Persist
 from gangline.dispatcher.durable.core.events import TaskArrived
 from gangline.dispatcher.durable.core.queue_core import QueueCore
 from gangline.dispatcher.durable.core.scheduler import StartScheduler
-from gangline.dispatcher.durable.core.task import Task
+from gangline.dispatcher.durable.core.task import QueueState, Task
 from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
@@ -48,6 +48,7 @@ from gangline.schemas.wire.frames import Frame, Reason
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan
 from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.histories import (
+    draw_late_deliveries_plan,
     draw_listed_plan,
     draw_returned_plan,
     draw_shared_unit_plan,
@@ -400,6 +401,17 @@ def nothing_beyond_the_window_is_read(patch: pytest.MonkeyPatch) -> None:
 @mutant("L10", draw=draw_tenants_plan)
 def tenants_share_the_ids_of_jobs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(submission_module, "job_of_tenant", lambda job, endpoint, tenant: job)
+
+
+@mutant("L10", draw=draw_late_deliveries_plan)
+def what_was_read_beyond_the_window_and_has_ended_is_new_when_it_is_delivered(patch: pytest.MonkeyPatch) -> None:
+    original = QueueState.drop
+
+    def drop(self: QueueState, task: Task) -> None:
+        original(self, task)
+        self.removed.clear()
+
+    patch.setattr(QueueState, "drop", drop)
 
 
 @durable_mutant("idle", needs=_crowded)

@@ -15,6 +15,7 @@ from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from .gang_plan import Breaking, GangKind, GangStep, GangTraffic, SetStep
 from .plan import (
     LATENCY_S,
+    MAX_DELAY_S,
     POOLS,
     Accident,
     Aim,
@@ -401,6 +402,37 @@ def draw_listed_plan(seed: int) -> Plan:
             plan.durable, dispatchers=("d0", "d1"), steps=_sorted([*plan.durable.steps, *lists]), most_passed=None
         ),
     )
+
+
+def draw_late_deliveries_plan(seed: int) -> Plan:
+    """A tenant keeps the window of a queue full, while tasks of another are read beyond it and end at once; and many
+    deliveries are late, so that some come when their task has ended."""
+    rng = random.Random(f"{seed}-late-deliveries")
+    begins_s = rng.uniform(0.3, 1.0)
+    steps = [
+        JobStep(
+            number=number,  # even ones get no id, which would make their dispatcher look for an earlier end
+            at_s=begins_s + 0.01 * number,
+            client="c0",
+            kind=JobKind.PUBLISH,
+            endpoint=_POOL,
+            method="job",
+            duration_s=0.0 if number % 4 == 2 else rng.choice((0.1, 0.3)),
+            endings=(JobEnding.RETURN,),
+            tenant="shop" if number % 4 == 2 else "lab",
+        )
+        for number in range(40)
+    ]
+    # A worker remembers what has ended on it: the task must have another one to run on once more.
+    workers = _workers(rng.choice((2, 3)), 1)
+    plan = _durable(seed, workers, steps, [], dispatchers=("d0",), traffic_s=begins_s + 6.0)
+    assert plan.durable is not None
+    late = Storm(
+        from_s=begins_s,
+        until_s=begins_s + 5.0,
+        rates=FaultRates(latency_s=LATENCY_S, delay=rng.choice((0.2, 0.4)), delay_s=MAX_DELAY_S),
+    )
+    return replace(plan, storms=(late,), durable=replace(plan.durable, window_tasks=rng.choice((4, 8))))
 
 
 def draw_shared_unit_plan(seed: int) -> Plan:

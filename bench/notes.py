@@ -73,7 +73,8 @@ NOTES: Final = {
         "processes share the two cores instead of three. A message costs each side about 65 us, which is 2 us per "
         "call here. The route itself costs the client another 2 us per call. Tried and kept: the fast path draws "
         "the pool from sums that were made when the route was set, and each flight counts itself in place (4.6 to "
-        "2.4 us)."
+        "2.4 us). Dropped on paper: one draw for all requests of a turn, since the small pool would get them in "
+        "bursts of a whole turn."
     ),
     "model_c64": (
         "The model is dumped, packed as a map of three fields and a list, unpacked and validated by the worker, and "
@@ -83,7 +84,7 @@ NOTES: Final = {
         "problems (2.2 to 1.2); the client serializes without model_dump (2.5 to 2.0)."
     ),
     "gateway_c1": (
-        "A plain request passes the server four times more often than raw request-reply: to the gateway, to the "
+        "A plain request and its answer pass the server four times, raw request-reply twice: to the gateway, to the "
         "worker, and back. Eight hops instead of four limit the figure to 0.5. Tried and kept: no task, no future "
         "and no call of its own for a request (264 to 181 us of the gateway's CPU time)."
     ),

@@ -85,8 +85,8 @@ To reproduce: in a clone, `make bench` measures everything and `make bench ARGS=
 `ARGS=--quick` takes half of the time. It needs only Python 3.11 or later: nats-server comes as a wheel, and pip
 installs each peer into its own environment in the user's cache folder (or in `GANGLINE_BENCH_CACHE`). Peers on Redis
 need a `redis-server` or `valkey-server` on the PATH (`apt-get install redis-server`); without it they are listed as
-missing. `gangline bench` measures the figures that need no peers, in under 45 s; `python -m bench.memory` and `python
--m bench.scaling` measure the figures in their sections below.
+missing. `gangline bench` measures the figures that need no peers, in one to two minutes; `python -m bench.memory` and
+`python -m bench.scaling` measure the figures in their sections below.
 
 ![the figures as a chart](benchmarks.svg)"""
 

@@ -21,7 +21,7 @@ def command(quick: bool, as_json: bool, debug: bool) -> None:
 
     Starts an embedded nats-server. The baseline is nats-py's request and reply between two processes; it is compared
     with Gangline's clients, workers and coordinator, all with default settings and messages of 100 bytes. The two run
-    alternately, five times; each figure is the median of the ratios. Takes under 45 s on an otherwise idle machine.
+    alternately, five times; each figure is the median of the ratios. Takes one to two minutes.
 
     Needs nothing but this package with its `server` extra.
     """

@@ -136,8 +136,8 @@ NOTES: Final = {
         "Ray reserves all bundles of a placement group on one node with one decision of its control store and one "
         "request to the node, in C++; a gang of 8 is held at four workers, committed in one atomic batch, and told to "
         "its workers, in Python. The messages of a gang take 3.2 raw round trips without any code, which is more than "
-        "a tenth of Ray's 2.7 ms, so the target cannot be met over NATS. A gang took 11.1 ms in this run, during which "
-        "the load was above 9. If the benchmark's processes run before all others, it takes 2.3 to 3.3 ms. Where a "
+        "a tenth of Ray's 2.7 ms, so the target cannot be met over NATS. While the machine's load was above 9, a gang "
+        "took 11.1 ms. If the benchmark's processes run before all others, it takes 2.3 to 3.3 ms. Where a "
         "group needs all CPUs of a node, Ray takes up to a second to see that those of the last group are free, which "
         "gangs do not."
     ),

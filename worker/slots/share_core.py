@@ -243,7 +243,10 @@ class ShareCore:
             return 0  # what is being given up may still be stored
         unclear = self._unknown is not None or self._unclear
         self._unknown, self._unclear = None, False
+        refused = self._offered if self._waited_since else 0
         gained = self._allow(self._room(record, own), now)
+        # What could not be given up is still for those who wait: nothing starts on it before the next decision.
+        self._withheld = min(max(self._withheld, refused), self._allowed)
         if unclear and self._interval_s:
             self._spent = gained  # they may be those that it took
         return gained

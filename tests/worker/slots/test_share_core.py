@@ -736,7 +736,9 @@ def test_a_unit_that_could_not_be_given_up_because_another_worker_wrote_is_given
     assert planned is not None and planned.shares["b"].units == 1
     assert not a.ledger.put(planned, a.core.revision)
     a.core.conflict()
-    a.settle(0.351)
+    a.read(0.351)
+    assert not a.start(0.351), "not even between reading the record and deciding"
+    a.settle(0.352)
     assert not a.start(0.352)
     b.settle(0.353)
     assert b.start(0.354)

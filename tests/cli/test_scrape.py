@@ -87,7 +87,7 @@ def series_of(scrapes: Sequence[Scrape]) -> list[dict[str, str]]:
         values, before = [], False
         for each in scrapes:
             value = each.get((name, labels))
-            values.append(("stale" if before else "_") if value is None else f"{value:g}")
+            values.append(("stale" if before else "_") if value is None else f"{value:.17g}")
             before = value is not None
         text = ",".join(f"{label}={json.dumps(its)}" for label, its in labels)
         found.append({"series": f"{name}{{{text}}}", "values": " ".join(values)})

@@ -44,7 +44,7 @@ from gangline.testing.kit.records import FOLDER, NEVER, SentRequest, read
 from ..bus.conftest import collect
 from ..processes import ForkServer
 from ..roles.conftest import unlimited_user
-from ..waiting import PATIENCE_S, until, until_nobody_responds
+from ..waiting import PATIENCE_S, until, until_nobody_responds, until_somebody_responds
 
 pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.long]  # tests/roles has each wall by itself
 
@@ -535,7 +535,9 @@ async def test_tenants_behind_mutual_tls_lose_nothing_when_a_server_is_killed_un
         if changes:
             late = await let_in(replace(system.settings("late"), urls=(tls_url(victim),)))
             stack.push_async_callback(late.close)
-            assert await ask(late, "gangline.call.work.square", {"number": LAST, "seconds": 0}) == LAST**2
+            request = partial(ask, late, "gangline.call.work.square", {"number": LAST, "seconds": 0})
+            await until_somebody_responds(request)  # its server learns of users before it learns of subscriptions
+            assert await request() == LAST**2
         await leader_of_tasks(operator)
         await load.progresses("with all servers again")
         await load.stop()

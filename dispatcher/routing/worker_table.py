@@ -91,6 +91,7 @@ class WorkerEntry:
         "reachable",
         "revision",
         "routed_models",
+        "stored",
         "tier",
         "total",
         "zone",
@@ -101,6 +102,8 @@ class WorkerEntry:
         self.instance = instance
         self.acks = False
         """Whether it wants an acknowledgement when the end of a durable task is stored."""
+        self.stored = False
+        """Whether it takes STORED frames."""
         self.channel = ""
         """See Registration.channel."""
         self.known = False
@@ -409,7 +412,7 @@ class WorkerTable:
         worker.channel = record.channel
         worker.node, worker.zone, worker.address = record.node, record.zone, record.address
         worker.max_models = record.max_models
-        worker.acks = record.acks
+        worker.acks, worker.stored = record.acks, record.stored
         if record.models != worker.models and not worker.routed_models:
             self._index_models(worker, record.models)
 

@@ -147,6 +147,8 @@ class Registration(Record):
     """Unix time."""
     acks: bool = False
     """It keeps the outcomes of durable tasks until ACK frames confirm that they are stored."""
+    stored: bool = False
+    """It takes STORED frames."""
 
     @field_validator("channel", mode="after")
     @classmethod

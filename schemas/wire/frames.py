@@ -20,6 +20,7 @@ CHECK      `[6, id, [task ids]]`
 CREDIT     `[7, id, items]`, the worker may send this many more items of a stream
 BEGIN      `[8, id]`, starts a task that was sent with `hold`
 ACK        `[9, endpoint, job, sequence, rank, attempt]`, never answered: the outcome of that attempt is stored
+STORED     `[10, id, count]`, the first `count` items of a durable task are stored; it is credited with them
 =========  ==============================================================================================
 
 AnswerOp envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]` when it was sent. An
@@ -62,6 +63,9 @@ the worker keeps the answer for whoever asks, and waits for the ACK before it ex
 registration has `acks` (true): for others it is an unknown operation. It names the job as `meta` does, with 0 for a
 missing sequence or rank. An ACK for an earlier attempt than the last, or for an unknown job, does nothing.
 
+STORED is for workers whose registration has `stored` (true): the worker forgets these items. Others get CREDIT, which
+a message that arrives twice counts twice, and so an item might be forgotten that nobody has stored.
+
 Ids are integers. A sender never uses one twice, and each is greater than those before: a worker keeps answers only for
 a while, and treats every id up to the newest forgotten one as seen (ERROR result_lost).
 """
@@ -93,6 +97,7 @@ class RequestOp(IntEnum):
     CREDIT = 7
     BEGIN = 8
     ACK = 9
+    STORED = 10
 
 
 class AnswerOp(IntEnum):
@@ -408,6 +413,7 @@ _REQUEST_PLACES: dict[int, _Places] = {
     RequestOp.CREDIT: (("id", _id), ("items", _int)),
     RequestOp.BEGIN: (("id", _id),),
     RequestOp.ACK: (("endpoint", _text), ("job", _text), ("sequence", _int), ("rank", _int), ("attempt", _int)),
+    RequestOp.STORED: (("id", _id), ("count", _int)),
 }
 
 _ANSWER_PLACES: dict[int, _Places] = {

@@ -148,6 +148,7 @@ class WorkerDescription:
             version=self._version,
             started_at=self._started_at,
             acks=True,
+            stored=True,
         )
 
     def heartbeat(self) -> Heartbeat:

@@ -185,9 +185,13 @@ class JobRun:
 
     def credit(self, sender: RouterHistory, task_id: int, items: int, run: TaskRun) -> None:
         """A listener has taken `items` more items."""
+        self.stored(sender, task_id, self.job.read + items, run)
+
+    def stored(self, sender: RouterHistory, task_id: int, count: int, run: TaskRun) -> None:
+        """A listener has taken the first `count` items."""
         reader = self.job.reader
         if reader is not None and reader.sender is sender and reader.id == task_id:
-            run.credit(self._driver.core.jobs.take_items(self.job, self.job.read + items))
+            run.credit(self._driver.core.jobs.take_items(self.job, count))
 
 
 class DurableJobServer:

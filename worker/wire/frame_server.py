@@ -359,6 +359,8 @@ class FrameServer:
             self._renew(caller, frame, stale, now)
         elif operation == RequestOp.CREDIT:
             self._credit(sender, frame)
+        elif operation == RequestOp.STORED:
+            self._items_stored(sender, frame)
         elif operation == RequestOp.BEGIN:
             self._begin(sender, frame)
         elif operation == RequestOp.CANCEL:
@@ -553,6 +555,12 @@ class FrameServer:
         else:
             run.credit(frame[2])
 
+    def _items_stored(self, sender: RouterHistory, frame: Frame) -> None:
+        record = sender.running.get(frame[1])
+        run = None if record is None else record.handle
+        if isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
+            run.caller.stored(sender, frame[1], frame[2], run)
+
     def _check(self, sender: RouterHistory, caller: FrameResponder, frame: Frame, ours: bool, now: float) -> None:
         """Answer with the states of tasks. `ours`: they were sent to this process, not to an earlier one with our id:
         what that one started is unknown."""
@@ -653,7 +661,7 @@ class FrameServer:
         self, sender: RouterHistory, caller: FrameResponder, frame: Frame, error: Exception, now: float
     ) -> None:
         """Answer a frame whose processing failed, unless its kind has no answer."""
-        if frame[0] in (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN):
+        if frame[0] in (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN, RequestOp.STORED):
             return
         answer = error_frame(
             frame[1],

@@ -449,7 +449,9 @@ class AttemptSender(AttemptListener):
     def _credit(self, entry: QueuedMessage, count: ItemTracker, index: int) -> None:
         more, sent_attempt = count.stored(index), entry.sent_attempt
         if more and sent_attempt is not None and entry.item_count is count:
-            self._exchange.post(sent_attempt.worker, (RequestOp.CREDIT, sent_attempt.id, more))
+            worker, id = sent_attempt.worker, sent_attempt.id
+            frame = (RequestOp.STORED, id, count.credited) if worker.stored else (RequestOp.CREDIT, id, more)
+            self._exchange.post(worker, frame)
 
     def _attach_anew(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
         """Request the items that are not stored."""

@@ -26,6 +26,7 @@ GOOD_REQUESTS: dict[RequestOp, list] = {
     RequestOp.CREDIT: [7, 7, 64],
     RequestOp.BEGIN: [8, 7],
     RequestOp.ACK: [9, "thumbs", "j1", 12, 0, 1],
+    RequestOp.STORED: [10, 7, 64],
 }
 GOOD_ANSWERS: dict[AnswerOp, list] = {
     AnswerOp.OK: [1, 7, {"any": ["thing", None]}],
@@ -70,6 +71,7 @@ WRONG_REQUESTS = {
     RequestOp.CREDIT: [NO_ID, NO_INT],
     RequestOp.BEGIN: [NO_ID],
     RequestOp.ACK: [NO_TEXT, NO_TEXT, NO_INT, NO_INT, NO_INT],
+    RequestOp.STORED: [NO_ID, NO_INT],
 }
 WRONG_ANSWERS = {
     AnswerOp.OK: [NO_ID, []],

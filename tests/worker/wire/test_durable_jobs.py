@@ -300,6 +300,25 @@ def values(hand: Hand, request_id: int) -> list[tuple[int, Any]]:
 
 
 @on_rig()
+async def test_what_is_stored_counts_once_however_often_it_is_told(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
+    await first.quiet()
+    for count in (2, 2, 1, 2):
+        first.send((int(RequestOp.STORED), 1, count))
+        await first.quiet()
+    assert values(first, 1) == [(n, n) for n in range(6)], "two are stored, four are on their way"
+    second.send(attach(2, flags=STREAM))
+    await second.quiet()
+    assert values(second, 2) == [(n, n) for n in range(2, 6)], "nothing is forgotten that is not stored"
+    first.send((int(RequestOp.STORED), 1, 6))
+    second.send((int(RequestOp.STORED), 2, 2**60))
+    await second.quiet()
+    assert values(second, 2) == [(n, n) for n in range(2, 10)]
+    assert await second.answer(2) == [END, 2, 10]
+
+
+@on_rig()
 async def test_a_new_reader_of_a_stream_misses_nothing_that_was_not_credited(rig: Rig):
     first, second = await two_hands(rig)
     first.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))

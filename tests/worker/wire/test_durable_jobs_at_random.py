@@ -59,7 +59,8 @@ class Storm:
                 self.rig.worker._worker_server.new_epoch("frozen")
             case 10 if self.sent:
                 where, what = rng.choice(self.sent)
-                self.hands[where].send((int(RequestOp.CREDIT), what, rng.randrange(3)))
+                operation = rng.choice((RequestOp.CREDIT, RequestOp.STORED))
+                self.hands[where].send((int(operation), what, rng.randrange(3)))
             case _:
                 await asyncio.sleep(rng.choice((0.0, 0.001, 0.1, 0.5)))
         self.rig.worker.core.check()

@@ -206,7 +206,11 @@ class WorkerProcess(Process):
         if world.plan.durable is not None and world.plan.durable.item_bytes is not None:
             worker.core.jobs.keep_items(world.plan.durable.item_bytes)
         self.worker = worker
-        await worker.start()
+        try:
+            await worker.start()
+        except GanglineError:
+            model.dead = True  # it ends without having served
+            raise
         self._served, self.served_at = True, world.now()
         if self._first is not None and self._first.model is not None:
             self._first.model.successor = model

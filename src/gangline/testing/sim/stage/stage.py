@@ -208,6 +208,7 @@ class Stage(ABC):
         self.hub.tap(on_change=self.board.on_change)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
+        self.hub.tap(on_change=self._on_change)
         self.jobs = self._watch_jobs()
         self.limits = self._watch_limits()
         self.context = contextvars.copy_context()
@@ -415,6 +416,11 @@ class Stage(ABC):
         keys = [key.split(".") for key in self.ledger_keys()]
         heard = {key[2] for key in keys if key[0] == "alive"} | {pool_name(key[1]) for key in keys if key[0] == "reg"}
         self.troubles.hear((*self._planned, *map(pool_name, POOLS)), heard)
+
+    def _on_change(self, bucket: str, entry: KvEntry) -> None:
+        """A heartbeat that is missing for less time than between two looks counts as well."""
+        if bucket == self.names.ledger_bucket and entry.key.startswith("alive.") and not entry.value:
+            self.hear()
 
     def body_started(self, request: str, cost: int, context: TaskContext) -> int:
         self._bodies += 1

@@ -206,7 +206,7 @@ def _whole(low: int, high: int) -> Callable[[str, float], int]:
         try:
             number = int(text)
         except ValueError:
-            raise ValueError(f"{text[:40]!r} is no whole number") from None
+            raise ValueError(f"{text[:40]!r} is not a whole number") from None
         if not low <= number <= high:
             raise ValueError(f"{number} is out of bounds: give {low} to {high}")
         return number

@@ -23,7 +23,7 @@ from ...jobs.storage import until_answered
 from ...routing.worker_table import WorkerEntry
 from ..core import effects as do
 from ..core import events as on
-from ..messages.entry import QueuedMessage
+from ..messages.entry import QueuedMessage, job_of
 from ..persistence.outcome_store import OutcomeStore
 from ..persistence.records import cause_of, failure_of, reason_of
 from ..workers.context import DispatcherContext
@@ -273,9 +273,10 @@ class QueueEffectExecutor:
         if self._history is None:
             return
         pool, _, worker = entry.worker.partition(".")
-        job, method = "", ""
         if entry.submission is not None:
             job, method = entry.submission.job, entry.submission.method
+        else:
+            job, method = job_of(entry.message, self._endpoint) or str(entry.seq), ""
         where = {"endpoint": self._endpoint, "method": method, "pool": pool, "worker": worker}
         self._history.record(kind, job=job, reason=reason, **where, **facts)
 

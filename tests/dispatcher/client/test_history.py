@@ -24,6 +24,7 @@ from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import JobDead
 from gangline.schemas.names import Names, public_id
 from gangline.schemas.records.history import HistoryKind, HistoryRecord
+from gangline.schemas.wire import headers
 from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
@@ -135,6 +136,17 @@ async def test_failed_long_and_dead_attempts_are_recorded_and_short_ones_counted
         await asyncio.sleep(HistorySummary.PERIOD_S)
         (short,) = await seen.told(HistoryKind.ATTEMPTS)
         assert (short.count, short.endpoint, short.pool) == (5, "images", "images")
+
+
+async def test_a_message_that_is_no_task_is_recorded_with_the_id_that_it_has():
+    async with system() as seen:
+        bus, names = seen.client.router.bus, seen.client.router.names
+        await (await seen.client.submit("images.sleep")).result()  # the stream has been made
+        bad = {headers.PRIORITY: "high"}
+        bus.publish(names.task("images", "sleep"), b"[]", headers={**bad, headers.JOB: "images.mine"})
+        bus.publish(names.task("images", "sleep"), b"[]", headers=bad)
+        ended = await seen.told(HistoryKind.JOB_DEAD)
+        assert [(record.job, record.reason) for record in ended] == [("images.mine", "malformed"), ("3", "malformed")]
 
 
 async def test_workers_leaders_queues_and_routes_are_recorded_each_once():

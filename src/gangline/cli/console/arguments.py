@@ -240,9 +240,7 @@ def _past(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     except ValueError:
         pass
     try:
-        if "-" not in value:
-            value = f"{datetime.now(UTC):%Y-%m-%d}T{value}"
-        found = datetime.fromisoformat(value)
+        found = datetime.fromisoformat(value if "-" in value else f"{datetime.now(UTC):%Y-%m-%d}T{value}")
     except ValueError:
         text = f"{value!r} is not a time: write 14:03, 2030-01-31T14:03Z, or how long ago: 10m, 2h"
         raise click.BadParameter(text, ctx, parameter) from None

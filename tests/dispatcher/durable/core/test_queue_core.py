@@ -81,7 +81,7 @@ def test_what_its_worker_does_not_declare_idempotent_is_started_once_also_before
 
 def test_what_cannot_be_understood_is_buried_and_acknowledged():
     world = world_of(1)
-    seq = world.malformed("priority: 'high' is no whole number")
+    seq = world.malformed("priority: 'high' is not a whole number")
     world.flush()
     assert world.dead == [(str(seq), "malformed")]
     assert seq in world.acked

@@ -311,8 +311,8 @@ class NatsBus:
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         return await self._opened.bucket(name, settings, make=make)
 
-    async def stream(self, name: str, settings: StreamSettings) -> Stream:
-        return await self._opened.stream(name, settings)
+    async def stream(self, name: str, settings: StreamSettings, *, make: bool = True) -> Stream:
+        return await self._opened.stream(name, settings, make=make)
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
         return await self._opened.object_store(name, settings)

@@ -226,23 +226,25 @@ class OpenedStorage:
             self._only_read.discard(name)
         return found
 
-    async def stream(self, name: str, settings: StreamSettings) -> NatsStream:
+    async def stream(self, name: str, settings: StreamSettings, *, make: bool = True) -> NatsStream:
         found = self._streams.get(name)
-        if found is not None and found.settings == settings:
-            return found
-        if found is not None:  # opened with other settings: the existing ones decide
-            check_configuration(
-                f"the stream {name}", stream_configuration(name, settings), stream_configuration(name, found.settings)
-            )
+        if found is not None:
+            if found.settings != settings:  # opened with other settings: the existing ones decide
+                ours, theirs = stream_configuration(name, settings), stream_configuration(name, found.settings)
+                check_configuration(f"the stream {name}", ours, theirs)
+            if make and found.upkeep.only_read:
+                await found.upkeep.ensure()
             return found
         for source in settings.sources:
-            await self.stream(source.name, source.settings)
+            await self.stream(source.name, source.settings, make=make)
         sources = [self._streams[source.name].upkeep for source in settings.sources]
-        return await self._keep(NatsStream(self._bus, name, settings, sources=sources))
+        return await self._keep(NatsStream(self._bus, name, settings, sources=sources), make=make)
 
-    async def _keep(self, opened: NatsStream) -> NatsStream:
+    async def _keep(self, opened: NatsStream, *, make: bool = True) -> NatsStream:
+        opened.upkeep.only_read = not make
         try:
-            await opened.upkeep.ensure()
+            if make:
+                await opened.upkeep.ensure()
         except BaseException:
             opened.stop()
             raise

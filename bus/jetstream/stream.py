@@ -20,7 +20,7 @@ from ..port.bus import (
 )
 from ..port.subjects import Subscription
 from ..streams.pull_consumer import PullConsumer
-from .api import CONSUMER_NOT_FOUND, NO_MESSAGE, ApiError
+from .api import CONSUMER_NOT_FOUND, NO_MESSAGE, STREAM_NOT_FOUND, ApiError
 from .ordered_consumer import OrderedConsumer
 from .publisher import Publisher
 from .pull_transport import open_consumer
@@ -86,7 +86,9 @@ class NatsStream:
         subjects: dict[str, int] = {}
         body: dict[str, Any] | None = None if pattern is None else {"subjects_filter": pattern, "offset": 0}
         while True:
-            found = await self.upkeep.ask(f"STREAM.INFO.{self.name}", body, what=f"look at the stream {self.name}")
+            found = await self._ask(f"STREAM.INFO.{self.name}", body, what=f"look at the stream {self.name}")
+            if found is None:
+                return StreamState(messages=0, bytes=0, first_sequence=0, last_sequence=0, subjects={})
             page = found["state"].get("subjects") or {}
             subjects.update(page)
             if body is None or not page or len(subjects) >= int(found.get("total", 0)):
@@ -112,16 +114,16 @@ class NatsStream:
 
     async def _read(self, query: Mapping[str, Any]) -> StreamMessage | None:
         try:
-            found = await self.upkeep.ask(f"STREAM.MSG.GET.{self.name}", query, what=f"read from {self.name}")
+            found = await self._ask(f"STREAM.MSG.GET.{self.name}", query, what=f"read from {self.name}")
         except ApiError as error:
             if error.number == NO_MESSAGE:
                 return None
             raise
-        return stored_message(found["message"])
+        return None if found is None else stored_message(found["message"])
 
     async def delete(self, sequence: int) -> bool:
         try:
-            await self.upkeep.ask(
+            found = await self._ask(
                 f"STREAM.MSG.DELETE.{self.name}",
                 {"seq": sequence, "no_erase": True},
                 what=f"delete message {sequence} of {self.name}",
@@ -132,16 +134,16 @@ class NatsStream:
             if failed or error.number == _NOT_DELETED:
                 return False
             raise
-        return True
+        return found is not None
 
     async def purge(self, pattern: str, *, before: int | None = None) -> int:
         query: dict[str, Any] = {"filter": pattern}
         if before is not None:
             query["seq"] = before
-        found = await self.upkeep.ask(
+        found = await self._ask(
             f"STREAM.PURGE.{self.name}", query, what=f"purge {pattern} of {self.name}", repeatable=False
         )
-        return int(found.get("purged", 0))
+        return 0 if found is None else int(found.get("purged", 0))
 
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self.settings.retention is Retention.WORK_QUEUE:
@@ -185,18 +187,18 @@ class NatsStream:
         found: dict[str, ConsumerState] = {}
         offset = 0
         while True:
-            page = await self.upkeep.ask(
+            page = await self._ask(
                 f"CONSUMER.LIST.{self.name}", {"offset": offset}, what=f"list the consumers of {self.name}"
             )
-            infos = page.get("consumers") or []
+            infos = (page or {}).get("consumers") or []
             found.update((str(info["name"]), consumer_state(info)) for info in infos)
             offset += len(infos)
-            if not infos or offset >= int(page.get("total", 0)):
+            if not page or not infos or offset >= int(page.get("total", 0)):
                 return list(found.values())
 
     async def delete_consumer(self, name: str) -> bool:
         try:
-            await self.upkeep.ask(
+            found = await self._ask(
                 f"CONSUMER.DELETE.{self.name}.{check_name(name, 'consumer')}",
                 what=f"delete the consumer {name} of {self.name}",
                 repeatable=False,
@@ -205,7 +207,18 @@ class NatsStream:
             if error.number == CONSUMER_NOT_FOUND:
                 return False
             raise
-        return True
+        return found is not None
+
+    async def _ask(
+        self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, repeatable: bool = True
+    ) -> dict[str, Any] | None:
+        """None: the stream does not exist, and is only read."""
+        try:
+            return await self.upkeep.ask(operation, body, what=what, repeatable=repeatable)
+        except ApiError as error:
+            if error.number == STREAM_NOT_FOUND and self.upkeep.only_read:
+                return None
+            raise
 
     def stop(self) -> None:
         """The bus closes."""

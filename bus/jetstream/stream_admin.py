@@ -61,6 +61,8 @@ class StreamAdmin:
         self._sources = sources
         self._first = first
         self._seen = seen
+        self.only_read = False
+        """Nobody has asked us to create the stream: requests about one that does not exist are refused."""
         self.exists = False
         """Whether the stream existed at the last check; False after every reconnect."""
         self.made = False
@@ -88,6 +90,7 @@ class StreamAdmin:
         Raises:
             StorageUnavailable, ServerUnsupported, Disconnected, InvalidSettings.
         """
+        self.only_read = False
         if self.exists and not look:
             return False
         if self._making is None:
@@ -123,8 +126,8 @@ class StreamAdmin:
     async def ask(
         self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, repeatable: bool = True
     ) -> dict[str, Any]:
-        """An API request about the stream, which is recreated if it vanished; repeated until the storage timeout is
-        over.
+        """An API request about the stream, which is recreated if it vanished and is not only read; repeated until the
+        storage timeout is over.
 
         Args:
             repeatable: repeat it even if it may have been carried out.
@@ -136,12 +139,14 @@ class StreamAdmin:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._bus.api.timeout_s
         while True:
-            await self.ensure()
+            if not self.only_read:
+                await self.ensure()
             timeout_s = min(_PATIENCE_S, max(deadline - loop.time(), 0.1))
             try:
+                await self._bus.api.require(timeout_s)
                 return await self._bus.api.call(operation, body, what=what, timeout_s=timeout_s)
             except StorageUnavailable as error:
-                if isinstance(error, ApiError) and error.number == STREAM_NOT_FOUND:
+                if isinstance(error, ApiError) and error.number == STREAM_NOT_FOUND and not self.only_read:
                     self.exists = False
                 elif isinstance(error, ApiError) and not error.temporary:
                     raise

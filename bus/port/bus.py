@@ -267,8 +267,12 @@ class Bus(Protocol):
         """
         ...
 
-    async def stream(self, name: str, settings: StreamSettings) -> Stream:
+    async def stream(self, name: str, settings: StreamSettings, *, make: bool = True) -> Stream:
         """Open a stream, creating it if necessary.
+
+        Args:
+            make: False creates nothing and sends nothing: for callers that only read. A missing stream looks empty
+                until the first message published to it creates it.
 
         Raises:
             ServerUnsupported: as `bucket`.

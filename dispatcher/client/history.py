@@ -6,13 +6,13 @@ It reads message by message, so that users who may not create consumers can, too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Bus, NotPermitted, Stream, StreamMessage
+from ...bus.port.bus import Bus, Stream, StreamMessage
 from ...schemas.names import Names
 from ...schemas.records.audit import AuditRecord, AuditStage
 from ...schemas.records.history import FOUND, HistoryBatch, HistoryKind, HistoryRecord
@@ -78,16 +78,13 @@ class HistoryReader:
             Disconnected, StorageUnavailable: it could not be read.
         """
         wanted, found = wanted or HistoryFilter(), list[HistoryRecord]()
-        history = await _opened(self._streams.history)
-        if history is not None:
-            async for message in _backwards(history, wanted):
-                found += [record for record in records_of(message, self._names) if wanted.takes(record)]
-                if len(found) >= limit:
-                    break
-        audit = await _opened(self._streams.audit)
-        if audit is not None and (not wanted.kinds or HistoryKind.ACTION in wanted.kinds):
+        async for message in _backwards(await self._streams.history(), wanted):
+            found += [record for record in records_of(message, self._names) if wanted.takes(record)]
+            if len(found) >= limit:
+                break
+        if not wanted.kinds or HistoryKind.ACTION in wanted.kinds:
             actions = 0
-            async for message in _backwards(audit, wanted):
+            async for message in _backwards(await self._streams.audit(), wanted):
                 action = _action(message)
                 if action is not None and wanted.takes(action):
                     found.append(action)
@@ -181,16 +178,6 @@ def _action(message: StreamMessage) -> HistoryRecord | None:
         details["error"] = record.error
     user = message.subject.rpartition(".")[2]
     return HistoryRecord(kind=HistoryKind.ACTION, at=message.at, reason=record.reason, details=details, by=user)
-
-
-async def _opened(open_it: Callable[[], Awaitable[Stream]]) -> Stream | None:
-    """None: the stream does not exist, and we may not create it: there is nothing to read."""
-    try:
-        return await open_it()
-    except NotPermitted as error:
-        if "does not exist" in error.message:
-            return None
-        raise
 
 
 async def _backwards(stream: Stream, wanted: HistoryFilter) -> AsyncIterator[StreamMessage]:

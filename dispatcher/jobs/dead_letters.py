@@ -193,7 +193,7 @@ class DeadLetters:
         """A letter as it is in the stream now; for a job id or its beginning, its newest."""
         if isinstance(letter, str):
             return await self.find(letter)
-        message = await (await self._streams.dead()).get(letter.sequence)
+        message = await (await self._streams.dead(make=False)).get(letter.sequence)
         if message is None or DeadLetter.parse(message, self._names.tasks[:-1]).job != letter.job:
             raise UnknownJob(
                 f"the dead letter of job {letter.job!r} is gone: it was replayed or dropped",
@@ -267,7 +267,7 @@ class DeadLetters:
 
     async def _read(self, endpoint: str | None, take: Callable[[DeadLetter], object]) -> None:
         """All letters that exist now."""
-        stream = await self._streams.dead()
+        stream = await self._streams.dead(make=False)
         pattern = self._pattern(endpoint)
         state = await stream.state(pattern)
         expected = sum(state.subjects.values())

@@ -232,7 +232,7 @@ class JobList:
             return
         known |= ahead
         looked = 0
-        async for message in _following(await self._streams.tasks(), self._names.tasks_of(name), place + 1):
+        async for message in _following(await self._streams.tasks(make=False), self._names.tasks_of(name), place + 1):
             if looked == SCANNED:
                 yield None, place
                 return
@@ -255,7 +255,7 @@ class JobList:
         self, wanted: ListRequest, endpoint: str | None, place: int
     ) -> AsyncGenerator[tuple[JobInfo | None, int], None]:
         """Held by the server until their time; in the order in which they were stored."""
-        stream = await self._streams.schedules()
+        stream = await self._streams.schedules(make=False)
         looked = 0
         async for message in _following(stream, self._names.schedules, place + 1):
             if looked == SCANNED:
@@ -274,7 +274,7 @@ class JobList:
         self, wanted: ListRequest, endpoint: str | None, before: int | None
     ) -> AsyncGenerator[tuple[JobInfo, int], None]:
         """Whose results are kept; the last first."""
-        results = await self._streams.results()
+        results = await self._streams.results(make=False)
         looked = 0
         while True:
             entries = await results.newest("result.>", limit=_PAGE, before=before)

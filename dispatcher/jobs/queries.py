@@ -147,7 +147,7 @@ class JobQueries:
         return await self._record(f"{ref.endpoint}.{ref.id}")
 
     async def _record(self, job: str) -> ResultRecord | None:
-        entry = await (await self.streams.results()).get(self._names.result_key(job))
+        entry = await (await self.streams.results(make=False)).get(self._names.result_key(job))
         if entry is None:
             return None
         try:
@@ -265,7 +265,7 @@ class JobQueries:
         try:
             return await self.ask(endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)
         except Unavailable:
-            oldest = await (await self.streams.tasks()).next(self._names.tasks_of(endpoint))
+            oldest = await (await self.streams.tasks(make=False)).next(self._names.tasks_of(endpoint))
             return QueueStats(
                 endpoint=endpoint,
                 dispatcher="",
@@ -282,7 +282,8 @@ class JobQueries:
     async def depths(self) -> dict[str, int]:
         """Messages in the stream by endpoint."""
         found: dict[str, int] = {}
-        for subject, count in (await (await self.streams.tasks()).state(self._names.tasks)).subjects.items():
+        tasks = await self.streams.tasks(make=False)
+        for subject, count in (await tasks.state(self._names.tasks)).subjects.items():
             endpoint = subject.removeprefix(self._names.tasks[:-1]).partition(".")[0]
             if _is_name(endpoint):
                 found[endpoint] = found.get(endpoint, 0) + count
@@ -291,7 +292,7 @@ class JobQueries:
     async def had(self) -> set[str]:
         """Endpoints whose queue some dispatcher has."""
         prefix = self._names.tasks[:-1]
-        filters = (consumer.filter for consumer in await (await self.streams.tasks()).consumers())
+        filters = (consumer.filter for consumer in await (await self.streams.tasks(make=False)).consumers())
         return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
 
     def _unknown(self, ref: JobRef, *, absent: bool, certain: bool) -> UnknownJob:
@@ -365,7 +366,7 @@ class JobQueries:
     async def _coming(self, ref: JobRef) -> StreamMessage | None:
         """Its task, if its schedule has just published it. The server moves due tasks into the stream of tasks at once,
         except for half a minute after the loss of a leader."""
-        message = await find_due(await self.streams.schedules(), self._names, ref)
+        message = await find_due(await self.streams.schedules(make=False), self._names, ref)
         return message if message is not None and self._ambient.wall() - message.at < _COMING_S else None
 
     async def _cancel_coming(self, ref: JobRef, coming: StreamMessage, timeout_s: float) -> bool:
@@ -381,7 +382,7 @@ class JobQueries:
         return True
 
     async def _schedule(self, ref: JobRef) -> StreamMessage | None:
-        return await (await self.streams.schedules()).last(self._names.schedule(ref.id))
+        return await (await self.streams.schedules(make=False)).last(self._names.schedule(ref.id))
 
     async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
         """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time, so the
@@ -408,7 +409,7 @@ class JobQueries:
         """Cancel the message that a schedule was made from, if it is still there: its dispatcher, or the next owner of
         the queue, may store the schedule once more, and then finds the record."""
         try:
-            message = await submission_of(await self.streams.tasks(), schedule)
+            message = await submission_of(await self.streams.tasks(make=False), schedule)
             return message is not None and await self._cancel_stored(ref, message, held=True)
         except NotPermitted:
             return False
@@ -426,7 +427,7 @@ class JobQueries:
                 await self.ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
 
     async def _find(self, ref: JobRef) -> SearchResult:
-        return await find(await self.streams.tasks(), self._names, ref)
+        return await find(await self.streams.tasks(make=False), self._names, ref)
 
     async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
         """Cancel a task that no dispatcher has fetched. The record is written first: a dispatcher that fetches and

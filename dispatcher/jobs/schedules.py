@@ -129,7 +129,7 @@ class Schedules:
 
     async def all(self, endpoint: str | None = None) -> list[Schedule]:
         """See Client.schedules."""
-        stream = await self._streams.schedules()
+        stream = await self._streams.schedules(make=False)
         pattern = self._names.schedules
         wanted = None if endpoint is None else check_name(endpoint, "endpoint")
         subjects = sorted((await stream.state(pattern)).subjects)

@@ -186,7 +186,11 @@ def _set(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class TaskStreams:
-    """Opens each stream or bucket on first use. Methods raise like `Bus.stream` and `Bus.bucket`."""
+    """Opens each stream or bucket on first use. Methods raise like `Bus.stream` and `Bus.bucket`.
+
+    `make=False` creates nothing, for those who only read: who looks does not decide how things are stored, and may not
+    be permitted to create them. What does not exist then looks empty.
+    """
 
     def __init__(self, bus: Bus, names: Names, storage: TaskStorage | None = None) -> None:
         """
@@ -201,40 +205,36 @@ class TaskStreams:
         self.known_tenant: str | None = None
         """What `tenant` answers; None: it was not asked yet."""
 
-    async def tasks(self) -> Stream:
+    async def tasks(self, *, make: bool = True) -> Stream:
         """Tasks that wait or run."""
-        names = self.names
-        return await self._once("tasks", lambda: self._bus.stream(names.tasks_stream, self._storage.tasks(names)))
+        return await self._stream(self.names.tasks_stream, self._storage.tasks(self.names), make)
 
-    async def schedules(self) -> Stream:
+    async def schedules(self, *, make: bool = True) -> Stream:
         """Tasks that wait for their time."""
-        names = self.names
-        settings = self._storage.schedules(names)
-        return await self._once("schedules", lambda: self._bus.stream(names.schedules_stream, settings))
+        return await self._stream(self.names.schedules_stream, self._storage.schedules(self.names), make)
 
-    async def dead(self) -> Stream:
-        names = self.names
-        return await self._once("dead", lambda: self._bus.stream(names.dead_stream, self._storage.dead(names)))
+    async def dead(self, *, make: bool = True) -> Stream:
+        return await self._stream(self.names.dead_stream, self._storage.dead(self.names), make)
 
     async def jobs(self) -> Stream:
         """Events, progress and items of jobs."""
-        names = self.names
-        return await self._once("jobs", lambda: self._bus.stream(names.jobs_stream, self._storage.jobs(names)))
+        return await self._stream(self.names.jobs_stream, self._storage.jobs(self.names), True)
 
     async def audit(self) -> Stream:
-        """What operators did."""
-        names = self.names
-        return await self._once("audit", lambda: self._bus.stream(names.audit_stream, self._storage.audit(names)))
+        """What operators did. The first record creates it."""
+        return await self._stream(self.names.audit_stream, self._storage.audit(self.names), False)
 
     async def history(self) -> Stream:
-        """What was decided."""
-        names = self.names
-        settings = HistorySettings.from_environment().stream(names)
-        return await self._once("history", lambda: self._bus.stream(names.history_stream, settings))
+        """What was decided, to read it."""
+        settings = HistorySettings.from_environment().stream(self.names)
+        return await self._stream(self.names.history_stream, settings, False)
 
-    async def results(self) -> KeyValue:
+    async def results(self, *, make: bool = True) -> KeyValue:
         """Results, and the attempts of jobs without one."""
-        return await self._once("results", lambda: self._bus.bucket(self.names.results_bucket, self._storage.results))
+        name, settings = self.names.results_bucket, self._storage.results
+        return await self._once(
+            "results" if make else "results, to read", lambda: self._bus.bucket(name, settings, make=make)
+        )
 
     async def routes(self) -> KeyValue:
         return await self._once("routes", lambda: self._bus.bucket(self.names.routes_bucket, self._storage.routes))
@@ -266,6 +266,11 @@ class TaskStreams:
             names = [name for name in accounts if isinstance(name, str) and is_name(name)]
             self.known_tenant = "" if not names or _OWN_ACCOUNTS.intersection(names) else names[-1]
         return self.known_tenant
+
+    async def _stream(self, name: str, settings: StreamSettings, make: bool) -> Stream:
+        return await self._once(
+            name if make else f"{name}, to read", lambda: self._bus.stream(name, settings, make=make)
+        )
 
     async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         if name not in self._opened:

@@ -496,7 +496,7 @@ class Submitter:
     async def _ended(self, message: TaskMessage) -> bool:
         """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key. Earlier
         dispatchers stored those of tenants without the tenant in the id."""
-        results = await self._streams.results()
+        results = await self._streams.results(make=False)
         for job in dict.fromkeys((message.job, short_job(message.job))):
             if await results.get(self._streams.names.result_key(job)) is not None:
                 return True

@@ -216,7 +216,7 @@ class Reads:
         trail = AuditTrail(router.bus, router.names, TaskStreams(router.bus, router.names))
         try:
             entries = await trail.entries(user=fields.get("user") or None, limit=MOST_ENTRIES)
-        except NotPermitted as error:  # there is no trail yet, and an observer cannot make it; or no observer asks
+        except NotPermitted as error:  # it is no observer who asks
             return {"entries": [], "note": error.message}
         return {
             "entries": [

@@ -171,6 +171,23 @@ async def test_a_stream_opened_twice_is_one_and_one_of_other_subjects_is_refused
         await bus.stream("a.b", stream_settings(namespace))
 
 
+async def test_a_stream_that_is_only_read_is_not_made_until_the_first_message(connect, namespace, task):
+    reader, writer = await connect(), await connect()
+    settings = stream_settings(namespace, retention=Retention.LIMITS)
+    read = await reader.stream(namespace, settings, make=False)
+    assert (await read.state(">")).messages == 0
+    assert (await read.get(1), await read.next(">"), await read.last(task("a.x"))) == (None, None, None)
+    assert (await read.consumers(), await read.delete_consumer("c")) == ([], False)
+    assert (await read.delete(1), await read.purge(">")) == (False, 0)
+    assert (await read.state()).last_sequence == 0  # still not made
+    written = await writer.stream(namespace, settings, make=False)
+    await written.publish(task("a.x"), b"1")
+    assert (await read.get(1)).data == b"1"
+    assert (await read.state(">")).subjects == {task("a.x"): 1}
+    await (await reader.stream(namespace, settings)).publish(task("a.x"), b"2")
+    assert (await read.last(task("a.x"))).data == b"2"
+
+
 # -- looking and removing -----------------------------------------------------------------------------------------
 
 

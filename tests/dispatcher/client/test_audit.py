@@ -12,9 +12,12 @@ from gangline.dispatcher.client.audit import NOBODY, AuditTrail
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.client.history import HistoryFilter, HistoryReader
 from gangline.dispatcher.client.sync import SyncClient
+from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordinator, NoWorkers, UnknownJob
+from gangline.schemas.wire.codec import from_json
 
 from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
+from ...waiting import PATIENCE_S
 
 
 def trail_of(rig: JobsRig) -> AuditTrail:
@@ -42,6 +45,19 @@ async def test_an_action_is_recorded_before_it_and_after_it(rig: JobsRig) -> Non
     assert [entry.record.action for entry in await trail.entries(limit=1)] == ["resize"]
     assert await trail.entries(user="alice") == []
     assert len(await trail.entries(user=NOBODY)) == 4
+
+
+@on_both_buses
+async def test_who_only_looks_makes_no_streams(rig: JobsRig) -> None:
+    """They would be stored as the looker's environment says, and observers may not make any."""
+    client, streams = rig.client, TaskStreams(rig.client.router.bus, rig.names)
+    assert await HistoryReader(rig.client.router.bus, rig.names).records() == []
+    assert await AuditTrail(rig.client.router.bus, rig.names, streams).entries() == []
+    assert not (await client.jobs()).jobs
+    assert (await client.dead_letters(), await client.schedules(), await client.queues()) == ([], [], [])
+    for name in (rig.names.tasks_stream, rig.names.history_stream, f"KV_{rig.names.results_bucket}"):
+        answer = await rig.bus.request(f"$JS.API.STREAM.INFO.{name}", timeout_s=PATIENCE_S)
+        assert from_json(answer.data)["error"]["err_code"] == 10059
 
 
 @on_both_buses

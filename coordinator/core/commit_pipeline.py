@@ -283,7 +283,7 @@ class GrantPipeline:
         stay = {WorkerId(seat.pool, seat.worker) for seat in attempt.seats}
         self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
         gang.fence, gang.persisted, gang.lost_record = revision, True, False
-        gang.formed_at, gang.formed_wall = scheduler_state.now, scheduler_state.wall
+        gang.formed_wall = scheduler_state.wall
         gang.refusals, gang.not_before = 0, 0.0
         gang.deadline_at = gang.deadline_wall = None
         gang.reason, gang.rank = "", None

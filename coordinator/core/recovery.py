@@ -83,7 +83,6 @@ class LedgerRecovery:
             rendezvous=record.rendezvous,
             fence=record.fence_at(revision),
             ready_at=scheduler_state.now,
-            formed_at=scheduler_state.now,
             formed_wall=record.formed_at,
             reason=record.reason,
             rank=record.rank,

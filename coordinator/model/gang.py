@@ -244,9 +244,7 @@ class ManagedGang:
     ready: bool = False
     """All have started, and that was announced. (For standing gangs the ledger has it then.)"""
     ready_at: float = 0.0
-    """Monotonic."""
-    formed_at: float = 0.0
-    """Monotonic."""
+    """Monotonic. The ledger does not have it: under a new leader it begins again, so that a roll waits longer."""
     formed_wall: float = 0.0
     fit: TrialPlacement | None = None
     """Its placement at the time of the request, if there was room; until the first attempt."""

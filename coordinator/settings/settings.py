@@ -47,7 +47,7 @@ class CoordinatorSettings:
     restart_max_s: float = 30.0
     """Longest wait before a restart."""
     stable_after_s: float = 60.0
-    """If a gang was ready for this long, its backoff starts from the beginning at the next failure."""
+    """If a gang was ready for this long under one leader, its backoff starts from the beginning at the next failure."""
     repair_s: float = 10.0
     """`restart_member`: if the lost members are not replaced within this time, the whole gang restarts. The other
     members hold slots while they wait, so without this limit two gangs could wait for each other forever."""

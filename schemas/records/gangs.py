@@ -440,7 +440,8 @@ class GangSetRecord(Record):
     """How long a replaced gang continues to serve after callers were sent elsewhere."""
     min_ready_s: float = Field(default=1.0, ge=0.0, le=3600.0)
     """How long a replacement must have been ready before the old gang is stopped. Set it longer than it takes until
-    a member that starts well and then breaks has failed."""
+    a member that starts well and then breaks has failed. A new leading coordinator begins to count again: a roll then
+    takes longer."""
     roll_failures: int = Field(default=3, ge=1, le=1000)
     """After this many failures of gangs with a new spec, none of which was ready for `min_ready_s`, the roll stops
     and the previous spec is used again. To try again, declare the set again."""

@@ -37,6 +37,7 @@ def test_gangs_go_on_undisturbed_under_a_new_leader():
     after = world.core.get("a")
     assert (after.generation, after.fence, after.seats) == (before.generation, before.fence, before.seats)
     assert "torn_down" not in world.kinds("a")
+    assert (after.created_at, after.formed_at) == (before.created_at, before.formed_at) != (0.0, 0.0)
 
 
 def test_a_worker_that_died_while_nobody_led_is_found_by_the_new_leader():

@@ -315,6 +315,8 @@ class Dispatcher(Service[DispatcherState]):
 
     def _hand_over(self, names: list[str]) -> None:
         queues = [self._queues.pop(name) for name in names]
+        for name in names:
+            self.metrics.left(name)
         all_operations = [
             operations for name in names if (operations := self._all_operations.pop(name, None)) is not None
         ]
@@ -340,6 +342,7 @@ class Dispatcher(Service[DispatcherState]):
         operations = None
         if self._queues.get(queue.endpoint) is queue:
             del self._queues[queue.endpoint]
+            self.metrics.left(queue.endpoint)
             operations = self._all_operations.pop(queue.endpoint, None)
         self._background.start(_end(queue, operations))
         self._ownership.gone(queue.endpoint)

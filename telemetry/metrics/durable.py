@@ -92,6 +92,7 @@ class DurableMetrics:
 
     def left(self, endpoint: str) -> None:
         """The queue is no longer run here."""
+        self.levels = tuple(levels for levels in self.levels if levels.endpoint != endpoint)
         for key in [key for key in self._wanted if key[0] == endpoint]:
             del self._wanted[key]
 

@@ -352,6 +352,20 @@ async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() ->
         assert node.dispatcher.statistics().counts["lost"] == 1
 
 
+async def test_the_levels_of_a_queue_go_with_it_and_not_with_the_next_search() -> None:
+    async with Site(look_s=5.0) as site:
+        site.worker()
+        node = site.dispatcher()
+        await site.taken()
+        metrics = node.dispatcher.metrics
+        await site.eventually(lambda: [levels.endpoint for levels in metrics.levels] == ["work"])
+        stream = await site.streams.tasks()
+        (consumer,) = await stream.consumers()
+        assert await stream.delete_consumer(consumer.name)
+        await site.eventually(lambda: node.dispatcher.statistics().counts["lost"] == 1)
+        assert metrics.levels == ()
+
+
 async def test_a_queue_that_is_lost_ends_without_waiting_for_a_server_that_confirms_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,7 +30,7 @@ from ...schemas.records.jobs import JobState
 from ...schemas.text import count_of
 from ..calls.call import CallOptions, ClientOptions, check_names
 from ..gangs.gang import GangAcquisition, GangOptions
-from ..jobs.dead_letters import DeadLetter, DeadLetters
+from ..jobs.dead_letters import DeadLetter, DeadLetters, audited
 from ..jobs.job import ASK_TIMEOUT_S, Job
 from ..jobs.listing import JobList, JobPage
 from ..jobs.queries import JobQueries
@@ -657,7 +657,7 @@ class Client(Operations):
         """
         self._check_open()
         letter = await self._letter(job)
-        async with self._noted("dead replay", letter if isinstance(letter, str) else letter.audited, reason):
+        async with self._noted("dead replay", audited([letter]), reason):
             return Job(self._queries, await self._letters.replay(letter))
 
     @frames_hidden
@@ -673,7 +673,7 @@ class Client(Operations):
         """
         self._check_open()
         letter = await self._letter(job)
-        async with self._noted("dead drop", letter if isinstance(letter, str) else letter.audited, reason):
+        async with self._noted("dead rm", audited([letter]), reason):
             await self._letters.drop(letter)
 
     async def _letter(self, job: str | DeadLetter) -> str | DeadLetter:

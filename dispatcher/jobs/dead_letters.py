@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -49,6 +49,8 @@ _DROPPED: Final = frozenset(
 BURIED: Final = "dead"
 """Prefix of a dead letter's message id, before the sequence of the task's message."""
 _MOST_DIGITS: Final = 20
+MOST_NAMED: Final = 100
+"""The audit trail names so many letters of one action."""
 """Of a sequence in the server's 64 bits; Python refuses to parse a number with thousands of digits."""
 
 
@@ -57,6 +59,12 @@ def buried_sequence(given: Mapping[str, str]) -> int | None:
     what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
     sequence = rest.partition("-")[0]
     return int(sequence) if what == BURIED and sequence.isdecimal() and len(sequence) <= _MOST_DIGITS else None
+
+
+def audited(which: Sequence[str | DeadLetter]) -> str:
+    """As the audit trail names these: letters, and ids of jobs without one."""
+    named = [one if isinstance(one, str) else one.audited for one in which[:MOST_NAMED]]
+    return " ".join([*named, f"(+{len(which) - MOST_NAMED})"] if len(which) > MOST_NAMED else named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -509,7 +509,7 @@ async def test_drop(site, rig):
         await act(page, "Drop")
         await page.until_text("No dead letters.")
         assert await site.client.dead_letters() == []
-        await recorded(page, "dead drop", site.dead.id)
+        await recorded(page, "dead rm", site.dead.id)
 
 
 async def test_a_route_is_set_after_its_difference_was_shown(site, rig):

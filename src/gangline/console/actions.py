@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 
 from ..dispatcher.client.audit import AuditTrail
 from ..dispatcher.client.client import Client
+from ..dispatcher.jobs.dead_letters import DeadLetter, audited
 from ..dispatcher.jobs.storage import TaskStreams
 from ..schemas.errors.base import GanglineError, InvalidRequest
 from ..schemas.messages.operations import Request, parse_request
@@ -67,11 +68,13 @@ class Actions:
             "resize": ("resize", self._resize),
             "cancel": ("cancel", self._cancel),
             "release": ("gang rm", self._release),
-            "replay": ("dead replay", self._replay),
-            "drop": ("dead drop", self._drop),
             "route": ("route set", self._route),
             "scale": ("gangset scale", self._scale),
             "schedule": ("schedules", self._schedule),
+        }
+        self._on_letters: dict[str, tuple[str, Callable[[str | DeadLetter], Awaitable[object]]]] = {
+            "replay": ("dead replay", client.replay),
+            "drop": ("dead rm", client.drop),
         }
 
     async def act(self, name: str, body: object, user: str) -> Done:
@@ -83,16 +86,23 @@ class Actions:
             InvalidRequest: there is no such action, it is not allowed, or its request is wrong.
             GanglineError: as the action.
         """
-        if name not in self._by_name or name not in self._allowed:
+        if name not in {*self._by_name, *self._on_letters} & self._allowed:
             raise InvalidRequest(f"the action {name!r} is not allowed here: see --actions")
         request = parse_request(ActionRequest, body, empty=False)
         if not request.reason.strip():
             raise InvalidRequest("give a reason")
+        reason = f"{request.reason} (by {user} in the console)"
+        if name in self._on_letters:
+            told, do_with = self._on_letters[name]
+            chosen = await self._letters(request.jobs)
+            async with self._trail.noted(told, audited(list(chosen.values())), reason):
+                return await _each(chosen, do_with)
         told, do = self._by_name[name]
         if name == "schedule":
             told = f"schedules {request.change or ''}".rstrip()
-        target = request.target or f"{len(request.jobs)} dead letters: {' '.join(request.jobs[:20])}"
-        async with self._trail.noted(told, target, f"{request.reason} (by {user} in the console)"):
+        if name == "route" and request.route is None:
+            told = "route rm"
+        async with self._trail.noted(told, request.target, reason):
             return await do(request)
 
     async def _drain(self, request: ActionRequest) -> Done:
@@ -110,22 +120,12 @@ class Actions:
         ended = await self._client.end_gang(request.target, reason=request.reason[:256])
         return ended.model_dump(mode="json")
 
-    async def _replay(self, request: ActionRequest) -> Done:
-        return await self._each(request.jobs, self._client.replay)
-
-    async def _drop(self, request: ActionRequest) -> Done:
-        return await self._each(request.jobs, self._client.drop)
-
-    async def _each(self, jobs: tuple[str, ...], do: Callable[[str], Awaitable[object]]) -> Done:
-        """A failure does not stop the others."""
-        done, failed = 0, dict[str, str]()
-        for job in jobs:
-            try:
-                await do(check_job(job))
-                done += 1
-            except GanglineError as error:
-                failed[job] = error.message
-        return {"done": done, "failed": failed}
+    async def _letters(self, jobs: tuple[str, ...]) -> dict[str, str | DeadLetter]:
+        """The newest letter of each job; for one without, its id, with which the action fails."""
+        if not jobs:
+            raise InvalidRequest("give jobs: whose dead letters")
+        letters = {letter.job: letter for letter in await self._client.dead_letters(limit=None, bodies=False)}
+        return {job: letters.get(job, job) for job in jobs}
 
     async def _route(self, request: ActionRequest) -> Done:
         """Written only if the route is still the one that was shown."""
@@ -171,6 +171,18 @@ class Actions:
             case None:
                 raise InvalidRequest("give change: pause, resume or rm")
         return {"id": schedule.id, "paused": schedule.paused, "in_code": schedule.in_code}
+
+
+async def _each(chosen: Mapping[str, str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[object]]) -> Done:
+    """A failure does not stop the others."""
+    done, failed = 0, dict[str, str]()
+    for job, which in chosen.items():
+        try:
+            await do(which)
+            done += 1
+        except GanglineError as error:
+            failed[job] = error.message
+    return {"done": done, "failed": failed}
 
 
 def _body(route: Any) -> Mapping[str, JsonValue]:

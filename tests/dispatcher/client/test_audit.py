@@ -132,7 +132,7 @@ async def test_what_a_client_does_as_an_operator_is_recorded_with_its_reason(rig
         ("route set", "images", "new model", "done"),
         ("route rm", "images", "", "done"),
         ("drain", "images.w1", "new kernel", "no_workers"),
-        ("dead drop", "images.j1", "test", "done"),
+        ("dead rm", "images.j1", "test", "done"),
         ("dead replay", "images.j2", "", "done"),
         ("gang rm", "g1", "hangs", "no_coordinator"),
     ]

@@ -130,13 +130,14 @@ def _do(
     done: str,
 ) -> None:
     """Do it with these jobs, or with all dead letters, and print what is `done`. The audit trail has whole ids."""
+    from ....dispatcher.jobs.dead_letters import audited
     from ...console.session import audit_of, with_client
 
     async def work(client: Client) -> None:
         chosen: Sequence[str | DeadLetter]
         if jobs:
             chosen = [await _letter(client, job) for job in jobs]
-            target = " ".join(one if isinstance(one, str) else one.audited for one in chosen)
+            target = audited(chosen)
         else:
             chosen = await client.dead_letters(endpoint, limit=None, bodies=False)
             target = f"all of {endpoint or 'all endpoints'}"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.board.board_core import MOST_DELTAS, MOST_ENDED, MOST_EVENTS, MOST_GONE, Board, Rows, Table, apply
 from gangline.board.slots import Cells
+from gangline.cli.top.screen import old_lines
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangObstacle, GangWhyReply
 from gangline.schemas.messages.jobs import QueueStats
 from gangline.schemas.messages.operations import GangShare, LeaseInfo, LoadReply, RouterQueues, StatsReply
@@ -312,6 +313,28 @@ def test_a_queue_that_only_lacked_slots_says_so_no_longer_when_there_are_some():
     beat(board, running=1)
     board.take()
     assert board.rows[Table.WAITS]["queue:p"]["reasons"] == []
+
+
+def test_queues_for_which_nobody_answers_any_more_are_shown_with_their_age():
+    board = Board()
+    board.tick(NOW)
+    board.miss("queues", "never answered, and nothing is shown")
+    stats = {"endpoint": "p", "dispatcher": "d1", "depth": 7, "seen": 7, "running": 4, "waiting": 0, "blocked": 0}
+    answer = [QueueStats.model_validate({**stats, "credit": 0, "leased": 4})]
+    board.answer_queues(answer)
+    board.miss("queues", "no storage")
+    board.tick(NOW + 4)
+    board.take()
+    assert board.rows[Table.SYSTEM] == {}
+    board.tick(NOW + 60)
+    board.miss("queues", "no connection")
+    board.take()
+    old = {"kind": "old", "id": "queues", "at": NOW, "why": "no storage"}
+    assert board.rows[Table.SYSTEM] == {"old:queues": old} and board.rows[Table.QUEUES]
+    assert [line.plain for line in old_lines(board)][0].endswith("no storage")
+    board.answer_queues(answer)
+    board.take()
+    assert board.rows[Table.SYSTEM] == {}
 
 
 def test_calls_that_wait_are_told_by_pool_until_their_router_is_silent():

@@ -8,6 +8,7 @@ import pytest
 
 from gangline.board.board_core import Rows, Table, apply
 from gangline.board.feed import BoardFeed, following
+from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import connect
 from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
@@ -64,6 +65,30 @@ async def test_at_rest_the_board_shows_the_books_of_every_worker():
         assert all(slots.free == slots.total for slots in feed.board.slots.values())
         assert feed.board.rows[Table.GANGS][gang.id]["state"] == "ended"
         assert shown == feed.board.rows
+
+
+async def test_gangs_are_shown_with_their_age_while_no_coordinator_answers():
+    running, clock = cluster(POOL, workers=2), asyncio.get_running_loop().time
+    async with (
+        running as client,
+        following(BoardFeed(client, clock=clock)) as feed,
+        client.lease("train", slots=2),
+    ):
+        bus, waits, system = running.hub.connect("c"), feed.board.rows[Table.WAITS], feed.board.rows[Table.SYSTEM]
+        async with Coordinator(bus=bus):
+            await asyncio.sleep(3)  # it leads
+            asking = asyncio.ensure_future(client.gang(pool="train", size=2, slots=4).__aenter__())
+            await asyncio.sleep(10)
+            assert len(waits) == 1 and "old:gangs" not in system
+        stopped_at = clock()
+        await asyncio.sleep(10)
+        assert len(waits) == 1
+        assert system["old:gangs"]["why"] and abs(system["old:gangs"]["at"] - stopped_at) < 2
+        async with Coordinator(bus=bus):
+            await asyncio.sleep(10)
+            assert "old:gangs" not in system
+        asking.cancel()
+        await bus.close()
 
 
 async def test_queues_jobs_dead_letters_and_routes_are_shown():

@@ -160,6 +160,10 @@ class Board:
         self._leaders: dict[str, LeaderRecord] = {}
         self._leading: dict[str, LeaderAlive] = {}
         self._services: dict[str, Row] = {}
+        self._answered: dict[str, float] = {}
+        """When the lists of gangs and of queues were answered last, Unix times."""
+        self._missed: dict[str, str] = {}
+        """Why they were not, since then."""
         self._number = 0
         self._now = 0.0
         """Unix time of the last tick."""
@@ -422,6 +426,7 @@ class Board:
                 self._dirty[Table.QUEUES].add(endpoint)
                 self._dirty[Table.WAITS].add(f"queue:{endpoint}")
         self.queues = found
+        self._answer("queues")
 
     def answer_gangs(self, gangs: Iterable[GangReply]) -> None:
         """All gangs that the coordinator has."""
@@ -434,6 +439,19 @@ class Board:
             if not self.is_queued(id):
                 self._forget_why(id)
             self._touch_gang(id)
+        self._answer("gangs")
+
+    def _answer(self, what: str) -> None:
+        self._answered[what] = self._now
+        self._missed.pop(what, None)
+        self._dirty[Table.SYSTEM].add(f"old:{what}")
+
+    def miss(self, what: str, why: str) -> None:
+        """A question was not answered. The rows of `gangs` and `queues` stay, and one of the system says how old they
+        are."""
+        if what in self._answered:
+            self._missed.setdefault(what, why)
+            self._dirty[Table.SYSTEM].add(f"old:{what}")
 
     def is_queued(self, gang: str) -> bool:
         """Whether the gang waits for slots."""
@@ -493,6 +511,7 @@ class Board:
     def tick(self, now: float) -> None:
         """Time has passed: forget who was not heard for long. Call it about once a second."""
         self._now = now
+        self._dirty[Table.SYSTEM].update(f"old:{what}" for what in self._answered)
         for router, (told, at) in list(self._routers.items()):
             if at + SILENT_S < now:
                 del self._routers[router]
@@ -732,6 +751,12 @@ class Board:
             case "dispatcher":
                 found = self._dispatchers.get(id)
                 return None if found is None else rows.dispatcher_row(found[0])
+            case "old":
+                at = self._answered.get(id)
+                shown = self.queues if id == "queues" else {**self._listed, **self._sets}
+                if at is None or at + SILENT_S >= self._now or not shown:
+                    return None
+                return rows.old_row(id, at, self._missed.get(id, ""))
             case _:
                 return self._services.get(key)
 

@@ -1,6 +1,9 @@
 """Feeds a board from NATS: one watch on the ledger, one on the routes, one subscription each on events and on the
 states of jobs. Workers in view are asked for their statistics, dispatchers for their queues, and the coordinator why
-gangs wait."""
+gangs wait.
+
+Where nobody answers, rows stay as they were, and the table `system` says since when.
+"""
 
 from __future__ import annotations
 
@@ -118,10 +121,21 @@ class BoardFeed:
             await self._follow(routes, ">", self._on_route, "the routes")
         if "services" in self._parts:
             self._subscriptions.append(await bus.subscribe(f"{bus.inbox}.board", self._on_service))
-        await self._ask()
+        # Each at its own pace: who does not answer must not keep the others waiting.
+        asks: dict[str, Callable[[], Awaitable[None]]] = {"workers": self._ask_workers}
+        if "queues" in self._parts:
+            asks["queues"] = self._ask_queues
+        if "gangs" in self._parts:
+            asks["gangs"] = self._ask_gangs
+        if "services" in self._parts:
+            asks["services"] = self._ask_services
+        await asyncio.gather(*(ask() for ask in asks.values()))
         self.board.take()
         self._started = True
-        self._tasks = [asyncio.create_task(self._repeat(ASK_S, self._ask), name="board ask")]
+        self._tasks = [asyncio.create_task(self._repeat(ASK_S, self._tick), name="board tick")]
+        self._tasks += [
+            asyncio.create_task(self._repeat(ASK_S, ask), name=f"board ask {of}") for of, ask in asks.items()
+        ]
         if self._take_s > 0:
             self._tasks.append(asyncio.create_task(self._repeat(self._take_s, self._take), name="board take"))
 
@@ -215,21 +229,11 @@ class BoardFeed:
     def _on_job(self, message: Message) -> None:
         self.board.see_job(message.data)
 
-    async def _ask(self) -> None:
-        """One round of questions. Who does not answer is passed over."""
+    async def _tick(self) -> None:
         self.board.tick(self._clock())
         self._miss_beats()
-        asked: list[Awaitable[None]] = [self._ask_worker(name) for name in list(self.in_view())[:MOST_ASKED]]
-        if "queues" in self._parts:
-            asked.append(self._ask_queues())
-        if "gangs" in self._parts:
-            asked.append(self._ask_gangs())
-        if "services" in self._parts:
-            self._ask_services()
-        if asked:
-            await asyncio.gather(*asked)
 
-    def _ask_services(self) -> None:
+    async def _ask_services(self) -> None:
         """Ping the services, and show those that have answered since the last ping."""
         now = self._clock()
         if self._services_asked_at + SERVICES_S > now:
@@ -251,6 +255,9 @@ class BoardFeed:
                     self._services[f"service:{id}"] = row
         except (GanglineError, TypeError, KeyError, AttributeError):
             return  # another service's answer
+
+    async def _ask_workers(self) -> None:
+        await asyncio.gather(*(self._ask_worker(name) for name in list(self.in_view())[:MOST_ASKED]))
 
     async def _ask_worker(self, name: str) -> None:
         with self._passing_over(f"stats of {name}"):
@@ -279,6 +286,7 @@ class BoardFeed:
         try:
             yield
         except GanglineError as error:
+            self.board.miss(what, error.message)
             if what not in self._told:
                 self._told.add(what)
                 _log.debug("no answer to %s: %s", what, error, extra={"action": "board.unanswered", "what": what})

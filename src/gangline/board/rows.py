@@ -200,6 +200,11 @@ def dispatcher_row(event: DispatcherEvent) -> Row:
     return {"kind": "dispatcher", "id": event.dispatcher, "queues": event.has}
 
 
+def old_row(what: str, at: float, why: str) -> Row:
+    """Gangs or queues are shown as they were at a time, since nobody has answered for them."""
+    return {"kind": "old", "id": what, "at": at, "why": why}
+
+
 # -- what waits, and why ----------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,14 @@ def headline(board: Board) -> Text:
     return text
 
 
+def old_lines(board: Board) -> list[Text]:
+    """What is shown as it was some time ago, and why."""
+    old = [row for key, row in sorted(board.rows[Table.SYSTEM].items()) if key.startswith("old:")]
+    return [
+        Text(f"{row['id']} as of {_clock(float(str(row['at'])))}: {row['why'] or 'no answer'}", "yellow") for row in old
+    ]
+
+
 def _clock(at: float) -> str:
     """The local time, with its date unless it is of the last day."""
     moment = datetime.fromtimestamp(at).astimezone()
@@ -143,7 +151,7 @@ def wait_lines(board: Board) -> list[Text]:
 def screen(board: Board, words: str = "", *, most: int = 1000) -> RenderableType:
     """All of it."""
     names = worker_names(board, words)
-    parts: list[RenderableType] = [headline(board), Text()]
+    parts: list[RenderableType] = [headline(board), *old_lines(board), Text()]
     parts.append(workers_view(board, names[:most]) if names else Text("no workers", "dim"))
     if len(names) > most:
         parts.append(Text(f"and {len(names) - most} more workers", "dim"))

@@ -104,6 +104,8 @@ function Notice() {
   if (live.state === 'signed out') return html`<p class="notice" role="alert">Signed out: the console was restarted. Open the link that it prints in its terminal.</p>`;
   if (live.state === 'live' && !live.nats) return html`<p class="notice" role="alert">The console has no connection to NATS. This page shows what it knew at ${clock(live.natsAt)}.</p>`;
   if (stale()) return html`<p class="notice" role="alert">The console does not answer. This page shows what it knew at ${clock(live.at)}. If the console was restarted, open the link that it prints in its terminal; if only the connection failed, the page continues on its own.</p>`;
+  const old = Object.values(board.system).filter((row) => row.kind === 'old');
+  if (old.length) return html`<p class="notice" role="alert">${old.map((row) => html`<span key=${row.id}>${row.id === 'gangs' ? 'Gangs and sets' : 'Queues'} are shown as they were at ${since(row.at)}: ${row.why || 'nobody answers'}. </span>`)}</p>`;
   return null;
 }
 

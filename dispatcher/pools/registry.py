@@ -126,10 +126,13 @@ class PoolRegistry:
         if name not in self._pools:
             self._open(name)
 
-    async def ledger(self) -> KeyValue:
-        """The ledger's bucket."""
+    async def ledger(self, *, make: bool = True) -> KeyValue:
+        """The ledger's bucket; see Router.ledger."""
         if self._ledger is None:
-            self._ledger = await self._bus.bucket(self._names.ledger_bucket, self._bucket)
+            opened = await self._bus.bucket(self._names.ledger_bucket, self._bucket, make=make)
+            if not make:
+                return opened
+            self._ledger = opened
         return self._ledger
 
     def _open(self, name: str) -> RoutedPool:

@@ -509,9 +509,13 @@ class Router:
         """Open pools."""
         return self._pools
 
-    async def ledger(self) -> KeyValue:
-        """The ledger's bucket."""
-        return await self._following.ledger()
+    async def ledger(self, *, make: bool = False) -> KeyValue:
+        """The ledger's bucket.
+
+        Args:
+            make: create it if it does not exist; otherwise the first write does.
+        """
+        return await self._following.ledger(make=make)
 
     def statistics(self) -> dict[str, Any]:
         """Pools with their workers and queues, requests in flight, held slots."""

@@ -115,7 +115,7 @@ class EndpointDiscovery:
                     others.add(endpoint)
         self._counted(depths, state.last_sequence)
         await self._count_delayed()
-        ledger, router = await self._context.router.ledger(), self._context.router
+        ledger, router = await self._context.router.ledger(make=True), self._context.router
         registrations = await ledger.entries(self._names.registrations_of())
         self._registered(registrations)
         for entry in registrations:

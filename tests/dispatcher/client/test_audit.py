@@ -55,7 +55,9 @@ async def test_who_only_looks_makes_no_streams(rig: JobsRig) -> None:
     assert await AuditTrail(rig.client.router.bus, rig.names, streams).entries() == []
     assert not (await client.jobs()).jobs
     assert (await client.dead_letters(), await client.schedules(), await client.queues()) == ([], [], [])
-    for name in (rig.names.tasks_stream, rig.names.history_stream, f"KV_{rig.names.results_bucket}"):
+    assert (await client.workers(), await client.leases(), await client.gangsets()) == ([], [], {})
+    made = (rig.names.tasks_stream, rig.names.history_stream)
+    for name in (*made, f"KV_{rig.names.results_bucket}", f"KV_{rig.names.ledger_bucket}"):
         answer = await rig.bus.request(f"$JS.API.STREAM.INFO.{name}", timeout_s=PATIENCE_S)
         assert from_json(answer.data)["error"]["err_code"] == 10059
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...bus.port.bus import BucketSettings, Conflict, KeyValue
+from ...bus.port.bus import Conflict, KeyValue
 from ...dispatcher.client.client import Client
 from ...dispatcher.jobs.storage import TaskStorage, TaskStreams
 from ...schemas.errors.base import GanglineError, InvalidRoute
@@ -157,8 +157,7 @@ async def _bucket(client: Client) -> KeyValue:
 async def _served(client: Client) -> set[str]:
     """Pools with living workers, and standing sets."""
     names = client.router.names
-    ledger = await client.router.bus.bucket(names.ledger_bucket, BucketSettings.from_environment(), make=False)
-    entries = await ledger.entries(names.alive_of(), names.gangset_key())
+    entries = await (await client.router.ledger()).entries(names.alive_of(), names.gangset_key())
     return {entry.key.split(".")[1] for entry in entries}
 
 

@@ -152,10 +152,10 @@ def check_schedule(text: str, zone: str = "") -> str:
         InvalidSchedule: says what is wrong, and what to write.
     """
     text = text.strip()
-    if not text.startswith("@") and len(text.split()) == len(_FIELDS) - 1:
-        text = f"0 {text}"
-    parse_schedule(text, zone)
-    return text
+    five = not text.startswith("@") and len(text.split()) == len(_FIELDS) - 1
+    full = f"0 {text}" if five else text
+    _parse(full, zone, text)
+    return full
 
 
 def parse_schedule(text: str, zone: str = "") -> CronSchedule:
@@ -164,6 +164,11 @@ def parse_schedule(text: str, zone: str = "") -> CronSchedule:
     Raises:
         InvalidSchedule: it refuses them.
     """
+    return _parse(text, zone, text)
+
+
+def _parse(text: str, zone: str, typed: str) -> CronSchedule:
+    """`typed`: as its author wrote it, for errors."""
     if text.startswith("@") and text not in NAMED:
         found = _parse_named(text)
         if zone:
@@ -173,11 +178,11 @@ def parse_schedule(text: str, zone: str = "") -> CronSchedule:
     fields = NAMED.get(text, text).split()
     if len(fields) != len(_FIELDS):
         raise InvalidSchedule(_of_fields(text, len(fields)))
-    parsed = [_parse_field(text, *each) for each in zip(fields, _FIELDS, strict=True)]
+    parsed = [_parse_field(typed, *each) for each in zip(fields, _FIELDS, strict=True)]
     days, months, weekdays = parsed[3:]
     # If both days of the week and days of the month are given, either of them is enough.
     if weekdays[1] and not any(day <= _LONGEST[month] for month in months[0] for day in days[0]):
-        raise _wrong(text, "no month that it names has such a day")
+        raise _wrong(typed, "no month that it names has such a day")
     return CronSchedule(
         cron=tuple(frozenset(values) for values, _ in parsed),
         either_day=not (days[1] or weekdays[1]),

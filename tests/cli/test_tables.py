@@ -176,10 +176,19 @@ def test_an_empty_table_has_only_its_head():
         (["42", "421"], ["42", "421"]),
         (["words.order-7", "nightly"], ["words.order-7", "nightly"]),
         (["same.jabcdefghijklmnop"] * 2, ["same.jabcdefg"] * 2),
-        (["images.nightly-cleanup-1234"], ["images.nightly-cleanup-1234"]),
-        ([f"images.nightly-cleanup-{n}" for n in RUNS], [f"images.nightly-cleanup-{n}" for n in RUNS]),
+        (["images.9f0c2a7e-5d1b-4c3a-8e6f-000000001234"], ["images.9f0c2a7e"]),
     ],
 )
 def test_an_abbreviation_is_unique_and_says_something(ids, short):
     found = short_ids(ids)
     assert [found[id] for id in ids] == short
+
+
+def test_runs_of_a_schedule_keep_their_titles_and_ids_that_look_like_one_are_abbreviated():
+    ids = [f"images.nightly-cleanup-{n}" for n in RUNS]
+    assert short_ids(ids, ids) == {id: id for id in ids}
+    order = "images.9f0c2a7e-5d1b-4c3a-8e6f-000000001234"
+    runs = [JobInfo(job=str(n), endpoint="images", state=JobState.DONE, schedule="images.nightly-cleanup") for n in RUNS]
+    listed = jobs_table([*runs, JobInfo(job=order, endpoint="images", state=JobState.DONE)])
+    shown = [line.split()[0] for line in printed(listed, 120)[2:]]
+    assert shown == [*ids, "images.9f0c2a7e"]

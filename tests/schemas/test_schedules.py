@@ -52,6 +52,13 @@ def test_what_is_refused_says_what_to_write(text, hint):
         check_schedule(text)
 
 
+@pytest.mark.parametrize("text", ["99 * * * *", "0 0 30 feb *", "0 99 * * * *", "0 0 0 30 feb *"])
+def test_a_schedule_that_is_refused_is_quoted_as_it_was_written(text):
+    with pytest.raises(InvalidSchedule) as refused:
+        check_schedule(f" {text} ")
+    assert str(refused.value).startswith(f"'{text}' is not a schedule")
+
+
 @given(
     st.text(max_size=40) | st.lists(st.text("0123456789*?/-,+ajnmo", max_size=6), min_size=6, max_size=6).map(" ".join)
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -87,6 +87,7 @@ class Listing:
         right: Sequence[str] = (),
         whole: Sequence[str] = (),
         ids: Sequence[str] = (),
+        titles: Collection[str] = (),
         wrap: Sequence[str] = (),
         drop: Sequence[str] = (),
     ) -> None:
@@ -95,6 +96,7 @@ class Listing:
         self._right = frozenset(right)
         self._whole = frozenset((*right, *whole, *ids))
         self._ids = frozenset(ids)
+        self._titles = titles
         self._wrap = frozenset(wrap)
         self._drop = tuple(drop)
 
@@ -107,7 +109,7 @@ class Listing:
 
         cells = dict(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
         for name in self._ids if short else ():
-            cells[name] = tuple(map(short_ids(cells[name]).__getitem__, cells[name]))
+            cells[name] = tuple(map(short_ids(cells[name], self._titles).__getitem__, cells[name]))
         texts = {name: [Text.from_markup(cell) for cell in column] for name, column in cells.items()}
         widths = {
             name: max([len(name), *(cell_len(cell.plain) for cell in texts.get(name, ()))]) for name in self.columns
@@ -157,11 +159,14 @@ class Listing:
         yield self.fitted(options.max_width, short=console.is_terminal)
 
 
-def short_ids(ids: Iterable[str]) -> dict[str, str]:
+def short_ids(ids: Iterable[str], titles: Collection[str] = ()) -> dict[str, str]:
     """The shortest unique beginning of each id, but at least 8 characters after its endpoint; for people to read, and
-    to type: commands accept it. Sequences, titles of schedules' runs and short names stay as they are."""
-    from ...schemas.messages.jobs import run_of
+    to type: commands accept it. Sequences and short names stay as they are.
 
+    Args:
+        titles: those of `ids` that are titles (JobInfo.title): they stay as they are, since commands accept no
+            beginning of them. An id of the user's own can look like one.
+    """
     known = sorted(set(ids))
     found: dict[str, str] = {}
     for place, id in enumerate(known):
@@ -171,7 +176,7 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
             default=0,
         )
         least = max(len(endpoint) + len(dot) + _SHORT, common + 1)
-        found[id] = id if least >= len(id) - 2 or id.isdecimal() or run_of(id) else id[:least]
+        found[id] = id if least >= len(id) - 2 or id.isdecimal() or id in titles else id[:least]
     return found
 
 
@@ -186,6 +191,7 @@ def table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
     ids: Sequence[str] = (),
+    titles: Collection[str] = (),
     wrap: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> Listing:
@@ -194,10 +200,11 @@ def table(
     Args:
         right: columns that are right-aligned; they, those in `whole` and ids are never cut.
         ids: columns of ids, which are abbreviated on a terminal.
+        titles: what in those columns is not an id, and stays as it is.
         wrap: columns whose text goes on in the next line where there is no room, instead of being cut.
         drop: columns to leave out where there is no room, first the first.
     """
-    return Listing(columns, rows, right=right, whole=whole, ids=ids, wrap=wrap, drop=drop)
+    return Listing(columns, rows, right=right, whole=whole, ids=ids, titles=titles, wrap=wrap, drop=drop)
 
 
 def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> str:

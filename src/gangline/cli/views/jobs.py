@@ -118,8 +118,14 @@ def jobs_table(jobs: Sequence[JobInfo]) -> Listing:
         right=("ATTEMPTS",),
         whole=("STATE", "WHEN"),
         ids=("JOB",),
+        titles=_titles(jobs),
         drop=("ATTEMPTS", "KEY", "WORKER", "WHY", "TASK"),
     )
+
+
+def _titles(jobs: Sequence[JobInfo | DeadLetter]) -> frozenset[str]:
+    """The titles that are not ids: those of runs of schedules."""
+    return frozenset(each.title for each in jobs if each.title != each.job)
 
 
 def _when(info: JobInfo, now: float) -> str:
@@ -192,7 +198,13 @@ def letters_table(letters: Sequence[DeadLetter]) -> Listing:
     ]
     columns = ("JOB", "TASK", "REASON", "ATTEMPTS", "AGE", "LAST ERROR")
     return table(
-        columns, lines, right=("ATTEMPTS", "AGE"), whole=("REASON",), ids=("JOB",), drop=("ATTEMPTS", "TASK", "REASON")
+        columns,
+        lines,
+        right=("ATTEMPTS", "AGE"),
+        whole=("REASON",),
+        ids=("JOB",),
+        titles=_titles(letters),
+        drop=("ATTEMPTS", "TASK", "REASON"),
     )
 
 

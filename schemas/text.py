@@ -15,14 +15,20 @@ def count_of(number: int, noun: str) -> str:
 _MOST_COMPARED: Final = 200
 
 
-def known_names(name: str, known: Iterable[str]) -> str:
-    """What there is instead of an unknown name: `it has: a, b`, before that the nearest one, if one is near."""
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was perhaps meant by an unknown one; None: none is near."""
     from difflib import get_close_matches  # only for errors
 
+    close = get_close_matches(name[:80], list(known)[:_MOST_COMPARED], n=1)
+    return close[0] if close else None
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """What there is instead of an unknown name: `it has: a, b`, before that the nearest one, if one is near."""
     names = list(known)
-    close = get_close_matches(name[:80], names[:_MOST_COMPARED], n=1)
+    close = nearest_name(name, names)
     listed = f"t has: {', '.join(names) or 'none'}"
-    return f"did you mean {close[0]!r}? I{listed}" if close else f"i{listed}"
+    return f"did you mean {close!r}? I{listed}" if close else f"i{listed}"
 
 
 def plain(number: float) -> str:

@@ -1,8 +1,9 @@
 """A durable task as published: its subject, headers and body. Pure.
 
 Every message on `<ns>.task.<endpoint>.<method>` is a durable task. Its body has the arguments, as in a call. Its
-headers are those of schemas.wire.headers, all optional. An invalid header is never ignored: the task becomes a dead
-letter at once, with an error that says what to write instead.
+headers are those of schemas.wire.headers, all optional. A known header with an invalid value is never ignored: the task
+becomes a dead letter at once, with an error that says what to write instead. An unknown header may be one of a later
+version, and is ignored; its name is kept in `unknown_headers`, so that the dispatcher can warn of a misspelt one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL
 from ..names import Names, check_job, check_name, is_job_of, job_of_tenant
 from ..records.workers import MAX_PRIORITY
 from ..schedules import check_schedule, check_time_zone
-from ..text import parse_duration, parse_yes_no, plain
+from ..text import nearest_name, parse_duration, parse_yes_no, plain
 from ..wire import headers
 from ..wire.codec import CONTENT_TYPE, Format
 
@@ -39,6 +40,8 @@ _COMMON: Final = frozenset(
 """Headers whose meaning depends on nothing else. Most tasks of one producer share them."""
 _UNREAD: Final = (headers.MESSAGE_ID, headers.FIRST)
 """Headers that say nothing about the task itself."""
+_OWN: Final = "gangline-"
+"""The beginning of Gangline's headers, in lower case."""
 _MOST_SHAPES: Final = 1024
 _SHAPE_CHARS: Final = 1024
 """Longer headers are not cached."""
@@ -90,6 +93,8 @@ class Submission(NamedTuple):
     """Whether it is safe to run it twice. None: as the task declares."""
     tenant: str = ""
     """Whose it is, as the server wrote into its subject; empty: Gangline's own account."""
+    unknown_headers: tuple[str, ...] = ()
+    """Names of headers of Gangline's that mean nothing on a submission: misspelt, or of a later version."""
 
     @property
     def target(self) -> str:
@@ -138,9 +143,13 @@ class Submission(NamedTuple):
     ) -> Submission:
         endpoint, method, tenant = names.parse_task(subject)
         fields: dict[str, Any] = {"job": str(sequence), "tenant": tenant}
+        unknown = []
         for name, text in given.items():
-            known = _HEADERS.get(name.lower())
-            if known is not None:
+            known = _HEADERS.get(lower := name.lower())
+            if known is None:
+                if lower.startswith(_OWN) and lower not in _SILENT:
+                    unknown.append(name)
+            else:
                 field, right, read = known
                 try:
                     fields[field] = read(text.strip(), published_at)
@@ -148,6 +157,8 @@ class Submission(NamedTuple):
                     raise InvalidRequest(f"{right}: {error}") from None
                 except GanglineError as error:
                     raise type(error)(f"{right}: {error.message}") from None
+        if unknown:
+            fields["unknown_headers"] = tuple(unknown)
         if fields.get("time_zone"):
             if fields.get("cron") is None:
                 raise InvalidRequest(f"{headers.TIME_ZONE} needs a {headers.CRON}: it is the time zone of that")
@@ -269,3 +280,26 @@ _HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
     )
 }
 """By lower-case name: the field, the name in its usual spelling, and the parser."""
+_SILENT: Final = frozenset(
+    name.lower()
+    for name in (
+        headers.FIRST,
+        headers.SCHEDULE_NAME,
+        headers.PAUSED,
+        headers.SUBJECT,
+        headers.DEAD_REASON,
+        headers.DEAD_ERROR,
+        headers.DEAD_TRIES,
+        headers.DEAD_AT,
+        headers.DEAD_OBJECT,
+    )
+)
+"""Headers of Gangline's, in lower case, that other readers read: of schedules and of dead letters."""
+
+
+def nearest_header(name: str) -> str | None:
+    """The header of a submission that was perhaps meant by an unknown one; None: none is near."""
+    # Without the beginning that all have in common: with it, any two would be near.
+    known = {key.removeprefix(_OWN): right for key, (_, right, _) in _HEADERS.items() if key.startswith(_OWN)}
+    near = nearest_name(name.lower().removeprefix(_OWN), known)
+    return None if near is None else known[near]

@@ -188,7 +188,9 @@ def test_runs_of_a_schedule_keep_their_titles_and_ids_that_look_like_one_are_abb
     ids = [f"images.nightly-cleanup-{n}" for n in RUNS]
     assert short_ids(ids, ids) == {id: id for id in ids}
     order = "images.9f0c2a7e-5d1b-4c3a-8e6f-000000001234"
-    runs = [JobInfo(job=str(n), endpoint="images", state=JobState.DONE, schedule="images.nightly-cleanup") for n in RUNS]
+    runs = [
+        JobInfo(job=str(n), endpoint="images", state=JobState.DONE, schedule="images.nightly-cleanup") for n in RUNS
+    ]
     listed = jobs_table([*runs, JobInfo(job=order, endpoint="images", state=JobState.DONE)])
     shown = [line.split()[0] for line in printed(listed, 120)[2:]]
     assert shown == [*ids, "images.9f0c2a7e"]

@@ -38,7 +38,7 @@ from ....schemas.messages.jobs import (
     QueueStats,
     WorkerJob,
 )
-from ....schemas.messages.submission import Submission
+from ....schemas.messages.submission import Submission, nearest_header
 from ....schemas.names import WorkerId, job_of_tenant
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
@@ -72,6 +72,9 @@ _HEARD_S: Final = 0.25
 """How long until all servers of a cluster know our subscription."""
 _SWEEP_S: Final = 60.0
 """How often to search for TryRecords without a task."""
+_MOST_WARNED: Final = 100
+"""About how many names of unknown headers a warning is logged."""
+_SHOWN: Final = 80
 _LAST_WORDS_S: Final = 1.0
 """How long `close` waits for writes in progress."""
 
@@ -124,6 +127,8 @@ class QueueRunner:
         self._result_ttl_s = context.settings.result_ttl_s
         """Default for tasks that do not set one."""
         self._asking: asyncio.Future[None] | None = None
+        self._warned: set[str] = set()
+        """Names of unknown headers that a warning was logged about."""
         self._doubts = 0
         self._unheard_s = context.guard.unheard_s
         self.waiters = ResultWaiters(context.bus, locate=self._locate)
@@ -544,6 +549,8 @@ class QueueRunner:
                 ahead=ahead,
             )
             return
+        if read[0].unknown_headers:
+            self._warn(read[0])
         entry = self.entries[seq] = QueuedMessage(message, read[0])
         if len(message.data) <= _SMALL:
             entry.arguments = read[1]
@@ -573,6 +580,21 @@ class QueueRunner:
             )
         )
         self._work_soon()
+
+    def _warn(self, submission: Submission) -> None:
+        """Of headers that are perhaps misspelt: once of each name, since all tasks of one producer have it."""
+        for name in (each[:_SHOWN] for each in submission.unknown_headers):
+            if name in self._warned or len(self._warned) >= _MOST_WARNED:
+                continue
+            self._warned.add(name)
+            near = nearest_header(name)
+            self._log.warning(
+                "job %s has a header %r, which means nothing on a submitted task and is ignored%s",
+                submission.job,
+                name,
+                f": did you mean {near!r}?" if near else "",
+                extra={"action": "submission.unknown_header", "job": submission.job, "header": name},
+            )
 
     def _try_of(self, entry: QueuedMessage) -> TryRecord | None:
         """Its failed attempts; perhaps under its id in earlier versions."""

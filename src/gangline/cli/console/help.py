@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import click
 
+from ...schemas.text import nearest_name
+
 CONNECTION: Final = "connection"
 """Value of `section` of the options that `connection_options` adds."""
 
@@ -97,8 +99,6 @@ def check_command(ctx: click.Context, name: str, known: Iterable[str], group: cl
         return
     if group is not None and name in group.commands:
         return
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"'{ctx.command_path} --help' lists them"
+    close = nearest_name(name, known)
+    hint = f"did you mean {close!r}?" if close else f"'{ctx.command_path} --help' lists them"
     raise click.UsageError(f"there is no command {name!r}: {hint}", ctx)

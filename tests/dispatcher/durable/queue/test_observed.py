@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
+import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gangline.bus.port.bus import Message
@@ -144,3 +145,17 @@ async def test_a_dispatcher_answers_for_itself_and_for_its_queues_and_is_found_a
         (endpoint,) = [each for each in json.loads(answer.data)["endpoints"] if each["name"] == "stats"]
         assert endpoint["data"]["queues"] == ["work"] and endpoint["num_requests"] >= 2
         assert "work" in repr(node.dispatcher) and node.dispatcher.statistics().counts["taken"] == 1
+
+
+async def test_a_header_that_is_perhaps_misspelt_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with Site() as site:
+        site.worker()
+        site.dispatcher()
+        for _ in range(3):
+            done = await site.ended(await site.submit("square", {"x": 3}, Gangline_Prio="5", Gangline_Colour="1"))
+            assert done.state is JobState.DONE
+    told = sorted(record.getMessage() for record in caplog.records if "means nothing" in record.getMessage())
+    assert len(told) == 2 and "'Gangline-Colour'" in told[0] and told[0].endswith("is ignored")
+    assert told[1].endswith(
+        "'Gangline-Prio', which means nothing on a submitted task and is ignored: did you mean 'Gangline-Priority'?"
+    )

@@ -48,6 +48,7 @@ class World(Stage):
             and found.worker is not None
             and found.worker.instance == instance
             and not self.may_be_lost(worker, self.now())
+            and not self.missed(worker)
         )
 
     def may_be_lost(self, worker: str, since: float) -> bool:

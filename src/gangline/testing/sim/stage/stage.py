@@ -208,6 +208,8 @@ class Stage(ABC):
         self.hub.tap(on_change=self.board.on_change)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
+        self._missed_at: dict[str, float] = {}
+        """By worker: when its heartbeat was last missing."""
         self.hub.tap(on_change=self._on_change)
         self.jobs = self._watch_jobs()
         self.limits = self._watch_limits()
@@ -418,9 +420,13 @@ class Stage(ABC):
         self.troubles.hear((*self._planned, *map(pool_name, POOLS)), heard)
 
     def _on_change(self, bucket: str, entry: KvEntry) -> None:
-        """A heartbeat that is missing for less time than between two looks counts as well."""
+        """A heartbeat may be missing for less time than between two looks."""
         if bucket == self.names.ledger_bucket and entry.key.startswith("alive.") and not entry.value:
-            self.hear()
+            self._missed_at[entry.key.rpartition(".")[2]] = self.now()
+
+    def missed(self, worker: str) -> bool:
+        """Whether the ledger had no heartbeat of it so recently that a look at the ledger may tell that only now."""
+        return self.now() - self._missed_at.get(worker, float("-inf")) < TOLD_S
 
     def body_started(self, request: str, cost: int, context: TaskContext) -> int:
         self._bodies += 1

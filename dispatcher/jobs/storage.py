@@ -200,49 +200,54 @@ class TaskStreams:
         self.names = names
         self._bus = bus
         self._storage = storage or TaskStorage.from_environment()
-        self._opened: dict[str, Any] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opened: dict[tuple[str, bool], Any] = {}
+        self._opening: dict[tuple[str, bool], asyncio.Lock] = {}
         self.known_tenant: str | None = None
         """What `tenant` answers; None: it was not asked yet."""
 
     async def tasks(self, *, make: bool = True) -> Stream:
         """Tasks that wait or run."""
-        return await self._stream(self.names.tasks_stream, self._storage.tasks(self.names), make)
+        return await self._stream("tasks", make, lambda names: (names.tasks_stream, self._storage.tasks(names)))
 
     async def schedules(self, *, make: bool = True) -> Stream:
         """Tasks that wait for their time."""
-        return await self._stream(self.names.schedules_stream, self._storage.schedules(self.names), make)
+        return await self._stream(
+            "schedules", make, lambda names: (names.schedules_stream, self._storage.schedules(names))
+        )
 
     async def dead(self, *, make: bool = True) -> Stream:
-        return await self._stream(self.names.dead_stream, self._storage.dead(self.names), make)
+        return await self._stream("dead", make, lambda names: (names.dead_stream, self._storage.dead(names)))
 
     async def jobs(self) -> Stream:
         """Events, progress and items of jobs."""
-        return await self._stream(self.names.jobs_stream, self._storage.jobs(self.names), True)
+        return await self._stream("jobs", True, lambda names: (names.jobs_stream, self._storage.jobs(names)))
 
     async def audit(self) -> Stream:
         """What operators did. The first record creates it."""
-        return await self._stream(self.names.audit_stream, self._storage.audit(self.names), False)
+        return await self._stream("audit", False, lambda names: (names.audit_stream, self._storage.audit(names)))
 
     async def history(self) -> Stream:
         """What was decided, to read it."""
-        settings = HistorySettings.from_environment().stream(self.names)
-        return await self._stream(self.names.history_stream, settings, False)
+        settings = HistorySettings.from_environment
+        return await self._stream("history", False, lambda names: (names.history_stream, settings().stream(names)))
 
     async def results(self, *, make: bool = True) -> KeyValue:
         """Results, and the attempts of jobs without one."""
-        name, settings = self.names.results_bucket, self._storage.results
         return await self._once(
-            "results" if make else "results, to read", lambda: self._bus.bucket(name, settings, make=make)
+            ("results", make),
+            lambda: self._bus.bucket(self.names.results_bucket, self._storage.results, make=make),
         )
 
     async def routes(self) -> KeyValue:
-        return await self._once("routes", lambda: self._bus.bucket(self.names.routes_bucket, self._storage.routes))
+        return await self._once(
+            ("routes", True), lambda: self._bus.bucket(self.names.routes_bucket, self._storage.routes)
+        )
 
     async def objects(self) -> ObjectStore:
         """Results that are too large for the bucket."""
-        store = self.names.objects_store
-        return await self._once("objects", lambda: self._bus.object_store(store, self._storage.objects))
+        return await self._once(
+            ("objects", True), lambda: self._bus.object_store(self.names.objects_store, self._storage.objects)
+        )
 
     async def tenant(self) -> str:
         """The tenant of this user, which is the name of its account; empty: the account is Gangline's own, or the
@@ -267,17 +272,15 @@ class TaskStreams:
             self.known_tenant = "" if not names or _OWN_ACCOUNTS.intersection(names) else names[-1]
         return self.known_tenant
 
-    async def _stream(self, name: str, settings: StreamSettings, make: bool) -> Stream:
-        return await self._once(
-            name if make else f"{name}, to read", lambda: self._bus.stream(name, settings, make=make)
-        )
+    async def _stream(self, what: str, make: bool, told: Callable[[Names], tuple[str, StreamSettings]]) -> Stream:
+        return await self._once((what, make), lambda: self._bus.stream(*told(self.names), make=make))
 
-    async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
-        if name not in self._opened:
-            async with self._opening.setdefault(name, asyncio.Lock()):
-                if name not in self._opened:
-                    self._opened[name] = await make()
-        opened: T = self._opened[name]
+    async def _once(self, what: tuple[str, bool], make: Callable[[], Awaitable[T]]) -> T:
+        if what not in self._opened:
+            async with self._opening.setdefault(what, asyncio.Lock()):
+                if what not in self._opened:
+                    self._opened[what] = await make()
+        opened: T = self._opened[what]
         return opened
 
     def __repr__(self) -> str:

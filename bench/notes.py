@@ -100,6 +100,17 @@ NOTES: Final = {
         "client's thread, and a lock that wakes the caller instead of two concurrent futures (an empty coroutine: 130 "
         "to 90 to 57 us on a loaded machine)."
     ),
+    "call_serial_vs_raw": (
+        "A call and a raw request make the same two exchanges of messages. The rest is the client's and the worker's "
+        "own code, 10 to 12 us, between wake-ups that take several times as long and vary: another run's "
+        "median was 0.98."
+    ),
+    "metrics_and_1pct_c64": "Metrics alone keep within their target; the rest is that of trace_1pct_c64.",
+    "key_c64": "A key costs the client a hash and a look-up. Another run's median was 0.91: rounds vary more.",
+    "imported_c64": (
+        "Each request and each answer crosses an import, where the server maps the subject and looks the subscribers "
+        "up in the other account as well. With 64 at once the server is one of four processes that share two cores."
+    ),
     "trace_off_cost": ("Within the noise: single runs were between 0.96 and 1.98."),
     "submit_vs_js_publish": (
         "A submission costs 25 us of CPU time, a raw publish 23; the disk makes the difference between runs."

@@ -373,10 +373,11 @@ class NatsBus:
         kind, subject = found.group(1).lower(), found.group(2)
         what = "publish to" if kind == "publish" else "subscribe to"
         told = kind == "publish" and self._replies.fail(lambda _: _not_permitted(what, subject), subject=subject)
-        log.error(
+        log.log(
+            # If a request was waiting for an answer from there, its caller gets the error, and may have expected it.
+            logging.DEBUG if told else logging.ERROR,
             "%s",
             _forbidden(what, subject),
-            # `told` is true if a request was waiting for an answer from there: its caller gets the error.
             extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name, "told": told},
         )
         if kind == "subscription":

@@ -22,7 +22,7 @@ from ...bus.port.bus import Bus, NotPermitted
 from ...bus.port.stream import StreamMessage
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidRequest
-from ...schemas.names import Names, is_name
+from ...schemas.names import Names, check_name, is_name
 from ...schemas.permissions.roles import INBOXES
 from ...schemas.records.audit import MAX_REASON_CHARS, AuditRecord, AuditStage
 from ...schemas.wire import headers
@@ -131,12 +131,13 @@ class AuditTrail:
             user: only this operator's.
 
         Raises:
+            InvalidName: it is no name of a user.
             NotPermitted: we are no operator.
             Disconnected, StorageUnavailable: the stream could not be read.
         """
         stream = await self._streams.audit()
         state = await stream.state()
-        pattern = self._names.audit(user or "*")
+        pattern = self._names.audit(check_name(user, "user") if user else "*")
         # Records of one user may be anywhere; of all users, the last ones are the last messages.
         sequence = state.first_sequence if user else max(state.first_sequence, state.last_sequence - limit + 1)
         found: deque[AuditEntry] = deque(maxlen=limit)

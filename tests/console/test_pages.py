@@ -156,6 +156,9 @@ async def test_jobs_that_only_wait_are_listed_and_found_by_the_beginning_of_thei
         assert (await visitor.get("/api/jobs?state=lazy")).status == 400
         assert (await visitor.get(f"/api/find?id={waiting.id[:-3]}")).json == {"id": waiting.id}
         assert (await visitor.get("/api/find?id=later.nothing")).status == 404
+        odd = await visitor.get("/api/why?gang=a%20b")
+        assert odd.status == 400 and odd.json["message"].startswith("id: ")
+        assert (await visitor.get("/api/audit?user=*")).json["error"] == "invalid_name"
         await running.cancel()
 
 

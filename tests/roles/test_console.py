@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from gangline.bus.nats_bus import connect as connect_bus
@@ -22,7 +24,7 @@ def options(site, user):
     return ConnectionOptions(server=site.server.url, user=user, password=PASSWORD, inbox_prefix=f"_INBOX.{user}")
 
 
-async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys):
+async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys, caplog):
     site, rig = site_of(cut(*USERS)), Rig(capsys)
     await site.everything()
     async with rig.open(options(site, "eye")) as visitor:
@@ -57,6 +59,16 @@ async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys):
             assert answer.status == 200, (path, answer.body)
         audit = await visitor.get("/api/audit")
         assert audit.status == 200, audit.body
+        await operator.set_route("later", {"to": {"images": 1}, "queue": {"paused": True}})
+        await operator.submit("later.double", 1)
+
+        async def listed():  # by the dispatcher, which says what runs
+            page = (await visitor.get("/api/jobs")).json
+            return len(page["jobs"]) == 1 and not page["unanswered"]
+
+        await until(listed)
+    # It tries to watch, and may not: nobody need look into that.
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_console_cannot_act_even_with_its_credentials_in_hand(site_of, capsys):

@@ -188,7 +188,8 @@ def _json(body: object, status: int = 200) -> Response:
 
 def _failed(error: GanglineError | ValidationError) -> Response:
     if not isinstance(error, GanglineError):
-        error = InvalidRequest(str(error).partition("\n")[0])
+        told = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+        error = InvalidRequest("; ".join(told))
     return _json({"error": error.code, "message": error.message}, error.status)
 
 

@@ -27,7 +27,7 @@ from ...schemas.messages.operations import (
     StatsReply,
     parse_request,
 )
-from ...schemas.names import GangOperation, Names, Operation, WorkerId, check_name, split_target
+from ...schemas.names import GangOperation, Names, Operation, WorkerId, check_name
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus
 from ...schemas.records.routes import RouteRecord, parse_route
 from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, Record, Registration
@@ -308,7 +308,7 @@ class Operations:
 
     async def _ask(self, worker: str, operation: Operation, request: BaseModel | None, reply: type[R]) -> R:
         self._check_open()
-        target = WorkerId(*split_target(worker))
+        target = WorkerId.parse(worker)
         body = b"" if request is None else codec.to_json(request.model_dump(mode="json", exclude_none=True))
         try:
             subject = self._router.names.worker(target, operation, await self._channel(target))

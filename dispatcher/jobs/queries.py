@@ -256,7 +256,8 @@ class JobQueries:
     # -- queues ---------------------------------------------------------------------------------------------------
 
     async def queues(self, timeout_s: float) -> list[QueueStats]:
-        """Every queue that has tasks or a dispatcher, by endpoint; `dispatcher` is empty for one without."""
+        """Every queue that has tasks or a dispatcher, by endpoint; `dispatcher` is empty for one without, and if
+        `unanswered` says why it is not known."""
         depths = await self.depths()
         endpoints = sorted({*depths, *await self.had()})
         return list(await asyncio.gather(*(self._stats(name, depths.get(name, 0), timeout_s) for name in endpoints)))
@@ -264,7 +265,7 @@ class JobQueries:
     async def _stats(self, endpoint: str, depth: int, timeout_s: float) -> QueueStats:
         try:
             return await self.ask(endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)
-        except Unavailable:
+        except Unavailable as error:
             oldest = await (await self.streams.tasks(make=False)).next(self._names.tasks_of(endpoint))
             return QueueStats(
                 endpoint=endpoint,
@@ -277,6 +278,7 @@ class JobQueries:
                 credit=0,
                 leased=0,
                 oldest_s=None if oldest is None else max(0.0, self._ambient.wall() - oldest.at),
+                unanswered="" if isinstance(error, NoDispatcher) else error.message,
             )
 
     async def depths(self) -> dict[str, int]:

@@ -308,6 +308,8 @@ class QueueStats(Reply):
     pending: dict[str, int] = Field(default_factory=dict)
     """Tasks that neither run nor have ended, by what they wait for (QueueObstacle), without zeros. Earlier versions do
     not say."""
+    unanswered: str = ""
+    """Written by whoever asks: why nothing but `depth` and `oldest_s` is known, if the queue may have a dispatcher."""
 
 
 class JobsRequest(Request):

@@ -164,6 +164,11 @@ def test_a_paused_queue_says_so():
     assert printed(queues_table([queue("a").model_copy(update={"paused": True})]), 80)[2].endswith("paused")
 
 
+def test_a_queue_whose_dispatcher_does_not_answer_is_not_said_to_have_none():
+    silent = {"dispatcher": "", "unanswered": "the dispatcher of 'a' did not answer"}
+    assert printed(queues_table([queue("a").model_copy(update=silent)]), 80)[2].endswith("no answer")
+
+
 def test_an_empty_table_has_only_its_head():
     assert len(printed(table(("A", "B"), []), 80)) == 2
 

@@ -263,7 +263,9 @@ def queue_wait(queue: QueueStats, route: RouteRecord | str | None, slots: tuple[
     reasons = []
     if isinstance(route, RouteRecord) and route.queue.paused:
         reasons.append("its route pauses it")
-    if not queue.dispatcher:
+    if queue.unanswered:
+        reasons.append(f"its dispatcher does not say: {queue.unanswered}")
+    elif not queue.dispatcher:
         reasons.append("no dispatcher runs it: start 'gangline dispatcher'")
     if queue.waiting:
         reasons.append(f"{count_of(queue.waiting, 'task')} failed and wait for the next attempt")

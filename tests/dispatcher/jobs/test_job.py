@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from gangline.board.rows import queue_wait
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerSettings, StorageUnavailable, StreamMessage
+from gangline.cli.views.jobs import queue_lines
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import queries as jobs_desk
 from gangline.dispatcher.jobs import stored as jobs_stored
@@ -409,3 +411,15 @@ async def test_queues_are_shown_with_and_without_a_dispatcher(rig: JobsRig) -> N
     assert (images.endpoint, images.dispatcher, images.depth, images.running) == ("images", "d1", 7, 2)
     assert (sounds.endpoint, sounds.dispatcher, sounds.depth) == ("sounds", "", 2)
     assert sounds.oldest_s is not None and sounds.oldest_s < 60
+    assert (images.unanswered, sounds.unanswered) == ("", "")
+
+
+@on_both_buses
+async def test_a_queue_whose_dispatcher_does_not_answer_is_not_called_nobodys(rig: JobsRig) -> None:
+    (await rig.take_queue("images")).deaf = 100
+    await rig.client.submit("images.echo")
+    [queue] = await rig.client.options(timeout_s=0.3).queues()
+    assert (queue.dispatcher, queue.depth) == ("", 1) and "did not answer" in queue.unanswered
+    assert not [line for line in queue_lines(queue) if "nobody" in line]
+    waits = queue_wait(queue, None, (1, 1))
+    assert waits is not None and waits["reasons"] == [f"its dispatcher does not say: {queue.unanswered}"]

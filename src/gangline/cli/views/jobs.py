@@ -148,12 +148,16 @@ def queues_table(queues: Sequence[QueueStats]) -> Listing:
             "" if queue.oldest_s is None else duration(queue.oldest_s),
             str(queue.done),
             str(queue.dead),
-            "[yellow]paused[/]" if queue.paused else queue.dispatcher[:_SHORT] or "[red]nobody[/]",
+            "[yellow]paused[/]" if queue.paused else queue.dispatcher[:_SHORT] or _nobody(queue),
         )
         for queue in queues
     ]
     columns = ("QUEUE", "DEPTH", "RUN", "WAIT", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "BY")
     return table(columns, lines, right=columns[1:-1], whole=("QUEUE", "BY"), drop=("CREDIT", "BLOCKED", "BY"))
+
+
+def _nobody(queue: QueueStats) -> str:
+    return "[yellow]no answer[/]" if queue.unanswered else "[red]nobody[/]"
 
 
 def queue_lines(queue: QueueStats) -> Iterator[str]:
@@ -162,7 +166,7 @@ def queue_lines(queue: QueueStats) -> Iterator[str]:
     return _fields(
         (
             ("queue", queue.endpoint),
-            ("dispatcher", queue.dispatcher or _NOBODY),
+            ("dispatcher", queue.dispatcher or queue.unanswered or _NOBODY),
             ("paused", "by its route: 'gangline route set QUEUE --resume' ends that" if queue.paused else None),
             ("since", _ago(queue.since) if had and queue.since else None),
             ("depth", str(queue.depth)),

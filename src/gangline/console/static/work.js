@@ -181,7 +181,7 @@ export function Queues({ id }) {
       ['oldest', (q) => duration(q.oldest_s), 'n'],
       ['done', (q) => number(q.done), 'n'],
       ['dead', (q) => (q.dead ? html`<a href="#/dead">${number(q.dead)}</a>` : 0), 'n'],
-      ['dispatcher', (q) => (q.dispatcher ? html`<span title=${q.dispatcher}>${short(q.dispatcher)}</span>` : html`<span class="bad">nobody</span>`)],
+      ['dispatcher', (q) => (q.dispatcher ? html`<span title=${q.dispatcher}>${short(q.dispatcher)}</span>` : html`<span class=${q.unanswered ? 'warm' : 'bad'} title=${q.unanswered}>${q.unanswered ? 'no answer' : 'nobody'}</span>`)],
       ['why', (q) => (board.waits[`queue:${q.endpoint}`]?.reasons ?? []).join('; '), 'grow'],
       ['', (q) => {
         const { paused, body } = pause(q);

@@ -39,8 +39,10 @@ def ls(connection: ConnectionOptions, watch: bool, as_json: bool) -> None:
 
     async def read(client: Client) -> Page[QueueStats]:
         queues = await client.queues()
-        unserved = not all(queue.dispatcher for queue in queues)
-        return Page(queues, ("'nobody': start 'gangline dispatcher'",) if unserved else ())
+        notes = [f"{queue.endpoint}: {queue.unanswered}" for queue in queues if queue.unanswered][:1]
+        if not all(queue.dispatcher or queue.unanswered for queue in queues):
+            notes.append("'nobody': start 'gangline dispatcher'")
+        return Page(queues, tuple(notes))
 
     view = ListView(
         item="queue",

@@ -53,6 +53,7 @@ from .result_waits import LOOK_S, ResultWaits
 from .storage import TaskStreams, until_answered
 from .stored import (
     SCANNED,
+    UNREAD,
     JobRef,
     Schedule,
     SearchResult,
@@ -236,8 +237,7 @@ class JobQueries:
                 JobObstacle(kind="schedule", text=info.reason or "its time has not come", until=info.next_try_at),
             )
         elif info.state is JobState.QUEUED:
-            text = info.reason or "its dispatcher has not read that far down the queue yet"
-            obstacles = (JobObstacle(kind="position", text=text),)
+            obstacles = (JobObstacle(kind="position", text=info.reason or UNREAD),)
         return JobWhyReply(job=info, obstacles=obstacles)
 
     async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:

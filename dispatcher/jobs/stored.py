@@ -26,6 +26,8 @@ _DUE_SEARCHED: Final = 2_000
 DUE_KEPT: Final = "24h"
 """How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
 has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
+UNREAD: Final = "no dispatcher has read that far down the queue yet"
+"""The `reason` of a queued job."""
 _SAME_S: Final = 0.001
 """Tolerance: the time at which a message was stored is rounded in some places."""
 CHAINS: Final = 16
@@ -289,7 +291,7 @@ def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
         key=task.key,
         submitted_at=message.at,
         next_try_at=moment,
-        reason=_reason(moment, cron, task.time_zone) if later else None,
+        reason=_reason(moment, cron, task.time_zone) if later else UNREAD,
         cron=cron,
         schedule=task.schedule,
     )

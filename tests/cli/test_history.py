@@ -51,6 +51,15 @@ def test_who_held_slots_at_a_time_is_a_table_of_holders_and_a_killed_worker_hold
     assert "worker lost" in commands.run("history", "--worker", "words.w1").stdout
 
 
+def test_a_history_can_be_followed(commands):
+    commands.start("coordinator").await_output(r"coordinator\.leads")
+    following = commands.start("history", "-w")
+    following.await_output(r"added .* leader elected")
+    worker = commands.start("worker", "words:pool", "--id", "w1")
+    following.await_output(r"added .* worker joined")
+    worker.await_output(r"worker\.started")
+
+
 def test_an_empty_history_is_an_empty_list_and_a_hint(commands):
     done = commands.run("history")
     assert (done.returncode, done.stdout) == (0, "") and "nothing was recorded" in done.stderr
@@ -71,6 +80,7 @@ def test_no_history_is_written_if_it_is_switched_off(commands):
     [
         (["--since", "yesterday"], "'yesterday' is not a time: write 14:03"),
         (["--kind", "party"], "give one of lease_granted"),
+        (["--held-at", "14:03", "--watch"], "--held-at cannot be combined with --watch"),
     ],
 )
 def test_what_cannot_be_understood_says_how_to_write_it(invoke, options, why):

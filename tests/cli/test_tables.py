@@ -150,6 +150,40 @@ def test_a_narrow_terminal_shows_all_of_how_it_happened():
     assert "eval-9 thumb" in lines[0]  # not eval-9#0: a lease does not know its generation
 
 
+@pytest.mark.parametrize(
+    ("kind", "facts", "whom", "how"),
+    [
+        (
+            "attempt_ended",
+            {"attempt": 2, "reason": "task_failed"},
+            "w.j w.w1",
+            "attempt 2 failed after 5.0 s: task_failed",
+        ),
+        ("attempt_ended", {"attempt": 1}, "w.j w.w1", "attempt 1 succeeded after 5.0 s"),
+        ("job_dead", {"attempt": 1, "reason": "failed", "since": None}, "w.j w.w1", "failed after 1 attempt"),
+        ("job_dead", {"reason": "malformed", "worker": "", "pool": ""}, "w.j", "malformed"),
+        ("job_cancelled", {"worker": "", "pool": ""}, "w.j", "before its first attempt"),
+        ("job_cancelled", {"attempt": 2}, "w.j w.w1", "after 2 attempts"),
+        (
+            "attempts",
+            {"job": "", "worker": "", "count": 3, "seconds": 0.25, "since": None},
+            "w.count",
+            "3 short ones in a minute, 0.2 s in all",
+        ),
+        (
+            "leader_elected",
+            {"generation": 7, "job": "", "endpoint": "", "method": "", "worker": "", "pool": ""},
+            "",
+            "term 7, after 5.0 s",
+        ),
+    ],
+)
+def test_history_says_in_words_how_jobs_ended(kind, facts, whom, how):
+    fields = {"pool": "w", "worker": "w1", "job": "w.j", "endpoint": "w", "method": "count", "since": NOW - 5, **facts}
+    [(_, what, shown, told, _)] = history_table([HistoryRecord(kind=kind, at=NOW, **fields)]).rows
+    assert (what, shown, told) == (kind.replace("_", " "), whom, how)
+
+
 def test_a_text_that_is_cut_ends_with_an_ellipsis():
     assert printed(letters_table([letter(1)]), 80)[2].endswith("…")
 

@@ -219,6 +219,29 @@ async def test_a_watch_reads_every_two_seconds_and_survives_a_moment_without_ans
     assert [at - reads.times[0] for at in reads.times] == pytest.approx([WATCH_S * count for count in range(5)])
 
 
+NEWEST = ListView(
+    item="worker", table=WORKERS.table, empty="none", key=WORKERS.key, to_json=WORKERS.to_json, newest=True
+)
+
+
+def test_of_a_list_of_the_newest_nothing_is_gone_only_because_it_is_no_longer_listed():
+    log = ChangeLog(NEWEST, as_json=False)
+    assert len(log.lines([worker("w1"), worker("w2")])) == 2
+    (line,) = log.lines([worker("w2"), worker("w3")])
+    assert "added" in line and "w3" in line
+
+
+async def test_a_low_terminal_shows_the_newest(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in {"COLUMNS": "100", "LINES": "8", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    reads = Reads(Page([worker(f"w{number:02}") for number in range(30)]))
+    with pytest.raises(UnknownMethod):
+        await watch_list(MemoryServer().connect("watches"), reads, NEWEST, as_json=False)
+    out = capsys.readouterr().out
+    assert [number for number in range(30) if f"p.w{number:02}" in out] == [26, 27, 28, 29]
+
+
 async def test_a_watch_whose_first_read_fails_ends_with_that_error():
     with pytest.raises(NoWorkers):
         await watch_list(MemoryServer().connect("watches"), Reads(NoWorkers("none")), WORKERS, as_json=True)

@@ -105,15 +105,15 @@ def _pending(queue: QueueState, scheduler: StartScheduler) -> dict[str, int]:
     return +found
 
 
-def info(queue: QueueState, job: str) -> JobInfo | None:
+def info(queue: QueueState, scheduler: StartScheduler, job: str) -> JobInfo | None:
     task = queue.of_job(job)
-    return None if task is None else _info(queue, task)
+    return None if task is None else _info(queue, scheduler, task)
 
 
-def listed(queue: QueueState, after: int) -> Iterator[JobInfo]:
+def listed(queue: QueueState, scheduler: StartScheduler, after: int) -> Iterator[JobInfo]:
     """All tasks with a sequence above `after`, in the order of publication, also those read ahead."""
     for seq in sorted(seq for seq in queue.tasks if seq > after):
-        yield _info(queue, queue.tasks[seq])
+        yield _info(queue, scheduler, queue.tasks[seq])
 
 
 def promised(queue: QueueState, job: str) -> bool:
@@ -121,7 +121,7 @@ def promised(queue: QueueState, job: str) -> bool:
     return task is None or task.marked or task.step is TaskStep.ACKING
 
 
-def _info(queue: QueueState, task: Task) -> JobInfo:
+def _info(queue: QueueState, scheduler: StartScheduler, task: Task) -> JobInfo:
     submission, error = task.submission, task.error
     state = TOLD.get(task.step) or task.end or JobState.DONE
     return JobInfo(
@@ -138,9 +138,35 @@ def _info(queue: QueueState, task: Task) -> JobInfo:
         started_at=task.started_at,
         next_try_at=_wall(queue, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
         error=None if error is None else JobFailure(code=error.code, message=error.message, details=error.details),
-        reason=_TAKEOVER if not queue.open and state in _MAY_RUN else task.reason,
+        reason=task.reason or _reason(queue, scheduler, task, state),
         schedule=submission.schedule,
     )
+
+
+def _reason(queue: QueueState, scheduler: StartScheduler, task: Task, state: JobState) -> str | None:
+    """What a task waits for, in a word: unlike `why`, its cost does not depend on the number of tasks."""
+    if not queue.open and state in _MAY_RUN:
+        return _TAKEOVER
+    if task.step not in ADMITTED:
+        return None
+    if (held := _of_queue(queue)) or task.step is TaskStep.PARKED:
+        return _word([*held, *_of_task(queue, scheduler, task)][0].text)
+    if task.step is TaskStep.BEHIND:
+        return f"an older job of key {task.submission.key!r} has not ended"
+    if task.step is TaskStep.CAPPED:
+        limit, key = next((limit, key) for limit, key in task.limits if limit.waits(key, task.seq))
+        return _word(_limit(queue, task, limit, key).text)
+    pool = scheduler.pools[task.pool]
+    if not pool.workers:
+        return f"pool {pool.name!r} has no worker"
+    if pool.full or (not scheduler.closed and scheduler.room() == 0):
+        return "a limit of its route is reached"
+    return f"it waits for a slot of pool {pool.name!r}"
+
+
+def _word(text: str) -> str:
+    """A sentence as part of another one."""
+    return text[0].lower() + text[1:].rstrip(".")
 
 
 _MAY_RUN: Final = (JobState.QUEUED, JobState.WAITING)
@@ -168,7 +194,7 @@ def why(queue: QueueState, scheduler: StartScheduler, job: str) -> JobWhyReply |
             text = f"Other tenants have tasks in line for pool {task.pool!r}, too: tenants take turns."
             obstacles.append(JobObstacle(kind="position", text=text))
     return JobWhyReply(
-        job=_info(queue, task),
+        job=_info(queue, scheduler, task),
         position=len(ahead) if waits else None,
         obstacles=tuple(obstacles),
         line=_line(queue, scheduler, task) if task.step is TaskStep.LINED else None,
@@ -367,9 +393,14 @@ def _of_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> list[J
 
 
 def _of_limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> JobObstacle:
+    found = _limit(queue, task, limit, key)
+    return found if found.kind == "rate" else found.model_copy(update={"jobs": _jobs(queue, limit.ahead(key))})
+
+
+def _limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> JobObstacle:
+    """Without the jobs that go before it."""
     if key:
-        of_key = f"At most {limit.limit} of key {task.submission.key!r} run at once."
-        return JobObstacle(kind="key", text=of_key, jobs=_jobs(queue, limit.ahead(key)))
+        return JobObstacle(kind="key", text=f"At most {limit.limit} of key {task.submission.key!r} run at once.")
     method = f"{task.pool}.{task.submission.method}"
     if limit.rate is not None and not limit.full(key):
         at = limit.rate.more_at(queue.now)
@@ -378,11 +409,7 @@ def _of_limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) ->
             text=f"{method} declares that at most {plain(limit.rate.rate_per_s)} may start per second.",
             until=None if at is None else _wall(queue, at),
         )
-    return JobObstacle(
-        kind="method",
-        text=f"{method} declares that at most {limit.limit} may run at once.",
-        jobs=_jobs(queue, limit.ahead(key)),
-    )
+    return JobObstacle(kind="method", text=f"{method} declares that at most {limit.limit} may run at once.")
 
 
 def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: list[Task]) -> list[JobObstacle]:

@@ -122,7 +122,7 @@ class QueueCore:
 
     def info(self, job: str) -> JobInfo | None:
         """The state of a job; None if it has not arrived, or its end is confirmed. The shell adds the worker."""
-        return info(self._state, job)
+        return info(self._state, self._scheduler, job)
 
     def promised(self, job: str) -> bool:
         """Whether a requested cancellation survives this dispatcher: it is stored, or has ended the job."""
@@ -143,7 +143,7 @@ class QueueCore:
 
     def listed(self, after: int) -> Iterator[JobInfo]:
         """The state of all fetched tasks with a sequence above `after`, in the order of publication."""
-        return listed(self._state, after)
+        return listed(self._state, self._scheduler, after)
 
     @property
     def crowded(self) -> bool:

@@ -158,12 +158,17 @@ class QueueEffectExecutor:
         metrics, endpoint, seq, kind = self._context.metrics, self._endpoint, effect.seq, effect.kind
         match kind:
             case do.RecordKind.RESULT:
-                (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(endpoint)
+                if effect.state is JobState.CANCELLED:
+                    metrics.cancelled(endpoint)
+                    self._record(HistoryKind.JOB_CANCELLED, self._entries[seq], "", attempt=effect.attempts)
+                else:
+                    metrics.done(endpoint)
             case do.RecordKind.TRY:
                 metrics.retried(endpoint, cause_of(effect).code)
             case do.RecordKind.DEAD_LETTER:
                 metrics.dead(endpoint, reason_of(effect).value)
-                self._record(HistoryKind.JOB_DEAD, self._entries[seq], reason_of(effect).value)
+                reason = reason_of(effect).value
+                self._record(HistoryKind.JOB_DEAD, self._entries[seq], reason, attempt=effect.attempts)
             case _:
                 pass
 

@@ -118,6 +118,19 @@ async def test_each_generation_of_a_gang_is_recorded_with_its_workers_and_why_it
         assert down.generation == 1 and "w" in down.reason
 
 
+async def test_a_job_that_is_cancelled_is_recorded_whether_it_had_started_or_not():
+    async with system() as seen:
+        running = [await seen.client.submit("images.sleep", 60.0) for _ in range(4)]
+        queued = await seen.client.submit("images.sleep", 60.0)
+        await asyncio.sleep(1)
+        assert await queued.cancel() and await running[0].cancel()
+        (record,) = await seen.told(job=queued.id)
+        assert (record.kind, record.attempt, record.worker) == (HistoryKind.JOB_CANCELLED, 0, "")
+        stopped, record = await seen.told(job=running[0].id)
+        assert (stopped.kind, stopped.reason) == (HistoryKind.ATTEMPT_ENDED, "task_cancelled")
+        assert (record.kind, record.attempt, record.worker) == (HistoryKind.JOB_CANCELLED, 1, "w1")
+
+
 async def test_failed_long_and_dead_attempts_are_recorded_and_short_ones_counted():
     async with system() as seen:
         for _ in range(5):
@@ -133,6 +146,7 @@ async def test_failed_long_and_dead_attempts_are_recorded_and_short_ones_counted
         attempt, end = await seen.told(job=dead.id)
         assert (attempt.kind, end.kind) == (HistoryKind.ATTEMPT_ENDED, HistoryKind.JOB_DEAD)
         assert (attempt.reason, end.reason) == ("task_failed", "failed")
+        assert end.attempt == 1
         await asyncio.sleep(HistorySummary.PERIOD_S)
         (short,) = await seen.told(HistoryKind.ATTEMPTS)
         assert (short.count, short.endpoint, short.pool) == (5, "images", "images")

@@ -26,6 +26,8 @@ T = TypeVar("T")
 Read = Callable[[], Awaitable["Page[T]"]]
 WATCH_S: Final = 2.0
 """How often the list is read."""
+_HEAD: Final = 4
+"""Lines of a terminal that are not for rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class ListView(Generic[T]):
     to_json: Callable[[T], Mapping[str, Any]]
     restless: frozenset[str] = frozenset()
     """Fields of the JSON that change all the time; they alone are no change of the row."""
+    newest: bool = False
+    """The list has the newest of many rows, the last one at its end. So a row that leaves it is not gone, and
+    a terminal with too few lines shows the end."""
 
     def show(self, page: Page[T], as_json: bool) -> None:
         """Print the list once."""
@@ -134,7 +139,7 @@ class ChangeLog(Generic[T]):
             known = self._known.pop(key, None)
             if known is None or known[1] != state:
                 lines.append(self._line("added" if known is None else "changed", row))
-        lines += [self._line("gone", row) for row, _ in self._known.values()]
+        lines += [self._line("gone", row) for row, _ in self._known.values() if not self._view.newest]
         self._known = found
         return lines
 
@@ -169,7 +174,9 @@ async def _redraw(pages: AsyncIterable[Page[T]], view: ListView[T]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=console(), auto_refresh=False, transient=True) as live:
+    screen = console()
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
         async for page in pages:
-            shown = view.table(page.rows) if page.rows else Text(f"{view.empty} (Ctrl-C stops)")
+            rows = page.rows[-max(1, screen.height - _HEAD) :] if view.newest else page.rows
+            shown = view.table(rows) if rows else Text(f"{view.empty} (Ctrl-C stops)")
             live.update(Group(shown, *(Text(note, style="yellow") for note in page.notes)), refresh=True)

@@ -261,3 +261,33 @@ def test_a_job_beside_tasks_of_other_tenants_is_told_that_they_take_turns():
     world.arrive("mine", tenant="a")
     line = world.core.why("mine").line
     assert line.turns and not line.only_slots and not line.ahead
+
+
+@pytest.mark.parametrize(
+    ("rules", "free", "reason"),
+    [
+        ({}, 1, "it waits for a slot of pool 'e'"),
+        ({"paused": True}, 4, "the route says that the queue is paused"),
+        ({"max_running": 1}, 4, "a limit of its route is reached"),
+        ({"limits": {"e": 1}}, 4, "a limit of its route is reached"),
+        ({"rate_per_s": 0.5}, 4, "a limit of its route is reached"),
+        ({"per_key": 1}, 4, "at most 1 of key 'k' run at once"),
+    ],
+)
+def test_a_queued_job_says_in_a_list_what_it_waits_for(rules, free, reason):
+    world = world_of(free, **rules)
+    world.arrive("a", key="k")
+    world.arrive("b", key="k")
+    assert world.core.info("b").state is JobState.QUEUED
+    assert world.core.info("b").reason == list(world.core.listed(0))[1].reason == reason
+
+
+def test_a_list_says_what_is_wrong_with_the_pool_or_goes_before_a_job():
+    world = world_of(4)
+    world.arrive("c", key="o", ordered=True)
+    world.arrive("d", key="o", ordered=True)
+    assert world.core.info("c").reason is None, "it runs"
+    assert world.core.info("d").reason == "an older job of key 'o' has not ended"
+    world.pool(wide=9)
+    world.arrive("wide", method="wide")
+    assert "it takes 9 slots, and no worker of pool 'e' has more than" in world.core.info("wide").reason

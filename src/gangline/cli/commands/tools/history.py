@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console.arguments import moment_option
-from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option, watch_option
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--endpoint", default="", metavar="ENDPOINT", help="Only this endpoint.")
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind, such as gang_ended. Repeatable.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, metavar="N", help="Newest.")
+@watch_option
 @json_option
 @connection_options
 def command(
@@ -36,6 +37,7 @@ def command(
     held_at: float | None,
     kinds: tuple[str, ...],
     limit: int,
+    watch: bool,
     as_json: bool,
     **names: str,
 ) -> None:
@@ -54,16 +56,27 @@ def command(
     from ....schemas.records.history import HistoryKind
     from ...console.output import print_rows
     from ...console.session import with_client
+    from ...console.watching import ListView, Page, list_rows
 
+    if watch and held_at is not None:
+        raise click.UsageError("--held-at cannot be combined with --watch")
     unknown = set(kinds) - {kind.value for kind in HistoryKind}
     if unknown:
         known = ", ".join(kind.value for kind in HistoryKind)
         raise click.UsageError(f"there is no kind {sorted(unknown)[0]!r}: give one of {known}")
     wanted = HistoryFilter(since=since, until=until, kinds=frozenset(map(HistoryKind, kinds)), **names)
-    found = with_client(connection, "gangline history", lambda client: _read(client, wanted, held_at, limit))
+    name = "gangline history"
     if held_at is None:
-        print_rows(found, as_json, table=_table, empty="nothing was recorded", to_json=_to_json)
+        view = ListView(
+            item="record", table=_table, empty="nothing was recorded", key=_key, to_json=_to_json, newest=True
+        )
+
+        async def page(client: Client) -> Page[HistoryRecord]:
+            return Page(await _read(client, wanted, None, limit))
+
+        list_rows(connection, name, page, view, watch=watch, as_json=as_json)
     else:
+        found = with_client(connection, name, lambda client: _read(client, wanted, held_at, limit))
         empty = f"nobody held slots at {_moment(held_at)} (leases shorter than a second are not recorded one by one)"
         print_rows(found, as_json, table=lambda rows: _held(rows, held_at), empty=empty, to_json=_to_json)
 
@@ -75,6 +88,10 @@ async def _read(client: Client, wanted: Any, held_at: float | None, limit: int) 
     if held_at is not None:
         return [record for record in await reader.held_at(held_at) if wanted.takes(record)]
     return await reader.records(wanted, limit=limit)
+
+
+def _key(record: HistoryRecord) -> str:
+    return record.model_dump_json(exclude_defaults=True)
 
 
 def _to_json(record: HistoryRecord) -> dict[str, Any]:
@@ -120,10 +137,12 @@ def _table(records: Sequence[HistoryRecord]) -> Listing:
 def _what(record: HistoryRecord) -> str:
     if record.details.get("target"):
         return str(record.details["target"])
-    worker = f"{record.pool}.{record.worker}" if record.worker else record.pool
-    gang = f"{record.gang}#{record.generation}" if record.generation else record.gang  # leases do not know it
-    named = (gang, record.job or record.endpoint, worker, record.lease)
-    return " ".join(filter(None, named))
+    # Leases do not know the generation of their gang, and leaders have a generation and no gang.
+    gang = f"{record.gang}#{record.generation}" if record.gang and record.generation else record.gang
+    task = record.job or ".".join(filter(None, (record.endpoint, record.method)))
+    pool = record.pool if record.pool != record.endpoint else ""
+    worker = f"{record.pool}.{record.worker}" if record.worker else pool
+    return " ".join(filter(None, (gang, task, worker, record.lease)))
 
 
 def _more(record: HistoryRecord) -> str:
@@ -131,16 +150,17 @@ def _more(record: HistoryRecord) -> str:
     from ....schemas.text import count_of
     from ...console.output import duration
 
+    if record.kind in (HistoryKind.ATTEMPT_ENDED, HistoryKind.JOB_DEAD, HistoryKind.JOB_CANCELLED):
+        return _of_job(record)
     told = []
     if record.kind is HistoryKind.ACTION:
         failed = f" ({record.details['error']})" if "error" in record.details else ""
         told.append(f"{record.details.get('action', '')} {record.details.get('stage', '')}{failed}")
     if record.slots:
         told.append(count_of(record.slots, "slot"))
-    if record.attempt:
-        told.append(f"attempt {record.attempt}")
     if record.kind in (HistoryKind.LEASES, HistoryKind.ATTEMPTS):
-        told.append(f"{record.count} in a minute, {duration(record.seconds)} in all")
+        told.append(f"{record.count} short {'one' if record.count == 1 else 'ones'} in a minute")
+        told.append(f"{duration(record.seconds)} in all")
     elif record.kind is HistoryKind.LEASE_GRANTED and record.since is not None:
         told.append(f"{duration(record.at - record.since)} earlier")  # recorded when it turned out to last
     elif record.since is not None:
@@ -154,3 +174,18 @@ def _more(record: HistoryRecord) -> str:
     if record.kind in (HistoryKind.LEADER_ELECTED, HistoryKind.LEADER_YIELDED):
         told.insert(0, f"term {record.generation}")
     return ", ".join(filter(None, told))
+
+
+def _of_job(record: HistoryRecord) -> str:
+    """How an attempt or a job ended."""
+    from ....schemas.records.history import HistoryKind
+    from ....schemas.text import count_of
+    from ...console.output import duration
+
+    if record.kind is HistoryKind.ATTEMPT_ENDED:
+        took = "" if record.since is None else f" after {duration(record.at - record.since)}"
+        how = f"failed{took}: {record.reason}" if record.reason else f"succeeded{took}"
+        return f"attempt {record.attempt} {how}"
+    if record.attempt:
+        return f"{record.reason} after {count_of(record.attempt, 'attempt')}".strip()
+    return record.reason or "before its first attempt"

@@ -66,7 +66,7 @@ async def busy_system(site: Site) -> AsyncIterator[Busy]:
     await until(is_dead)
     async with (
         client.lease("images", slots=1, ttl_s=60, ledger="sync") as lease,
-        client.gang(pool="images", size=2) as gang,
+        client.gang(pool="images", size=2, ttl_s=60) as gang,
     ):
         busy = Busy(site, lease, gang, done.id, later.id, failing.id)
         resized = await asyncio.to_thread(busy.run, "resize", "images.w2", "4", user="operator")

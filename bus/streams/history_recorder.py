@@ -319,11 +319,13 @@ class HistoryRecorder:
         except NoResponders:
             if not self._makes_stream:
                 raise
-            await self._bus.stream(self._names.history_stream, self.settings.stream(self._names))
-            answer = await self._bus.request(self._subject, body, timeout_s=_TIMEOUT_S, headers=fields)
-        told = codec.from_json(answer.data)
-        if not isinstance(told, dict) or "error" in told or "stream" not in told:
-            raise MalformedMessage(f"storage refused the history: {told}")
+            # Made again each time that it is lost.
+            stream = await self._bus.stream(self._names.history_stream, self.settings.stream(self._names))
+            await stream.publish(self._subject, body, headers=fields, timeout_s=_TIMEOUT_S)
+        else:
+            told = codec.from_json(answer.data)
+            if not isinstance(told, dict) or "error" in told or "stream" not in told:
+                raise MalformedMessage(f"storage refused the history: {told}")
         self._written += len(batch)
         self._counts[self._role, "written"] += len(batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -94,6 +95,19 @@ async def test_a_user_who_may_not_make_the_stream_keeps_its_records_until_somebo
     }
     await worker.close()
     await coordinator.close()
+
+
+async def test_a_history_that_is_lost_again_and_again_is_made_again(bus):
+    """A server without its disk, or somebody who deletes the stream."""
+    recorder = recorder_on(bus)
+    for reason in ("first", "second", "third"):
+        recorder.record(KIND, reason=reason)
+        await asyncio.sleep(5)
+        answer = await bus.request(f"$JS.API.STREAM.MSG.GET.{NAMES.history_stream}", b'{"seq": 1}', timeout_s=5)
+        batch = json.loads(base64.b64decode(json.loads(answer.data)["message"]["data"]))
+        assert [record["reason"] for record in batch["records"]] == [reason]
+        await bus.api.call(f"STREAM.DELETE.{NAMES.history_stream}", what="delete it")
+    await recorder.close()
 
 
 async def test_what_does_not_fit_is_dropped_oldest_first_and_counted_in_the_next_batch(bus):

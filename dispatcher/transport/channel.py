@@ -4,9 +4,10 @@ A request ends exactly once: by its answer, or by a TryOutcome. Even if its call
 out), it is settled, so that slots are counted correctly on every path.
 
 On the channel, all frames of one turn of the event loop share a message, up to a limit. There is no timer: a lone frame
-does not wait. A message is also sent as soon as it has half of all frames in flight, so that the worker processes one
+does not wait. A message is also sent as soon as it has half of all requests in flight, so that the worker processes one
 half while this process handles the other. In a single message, each side would always wait for the other. (Frames for
-several workers are in several messages anyway, and one of these rarely has half of them.)
+several workers are in several messages anyway, and one of these rarely has half of them.) Frames without an answer,
+such as ACK and RELEASE, do not count: nobody waits for them, and a message costs both sides much more than a frame.
 """
 
 from __future__ import annotations
@@ -211,13 +212,15 @@ class ChannelOwner(Protocol):
 class OutboundMessage:
     """One message, while it is filled and until its flights are answered."""
 
-    __slots__ = ("begun_at", "channel", "epoch", "flat", "flights", "frames", "number", "room", "size")
+    __slots__ = ("begun_at", "channel", "epoch", "flat", "flights", "frames", "number", "requests", "room", "size")
 
     def __init__(self, channel: WorkerChannel) -> None:
         self.channel = channel
         self.frames: list[bytes] = []
         self.flights: list[InFlightRequest | None] = []
         """The flight of each frame; None: no answer is expected. Both lists are emptied when it is sent."""
+        self.requests = 0
+        """Number of frames that expect an answer."""
         self.size = 0
         """Bytes of all frames."""
         self.flat = 0
@@ -309,15 +312,16 @@ class WorkerChannel:
             outbound = self._parcel_for(packed, frame)
             size = outbound.size + len(packed)
         outbound.size = size
-        if flight is not None:
-            flight.outbound = outbound
         outbound.flights.append(flight)
         outbound.frames.append(packed)
-        pending = len(outbound.frames)
-        if pending >= _MIN_HALF and 2 * pending >= self._sink.in_flight:
-            self.flush()
-            self._sink.bus.push()
-        elif not self._scheduled:
+        if flight is not None:
+            flight.outbound = outbound
+            outbound.requests = pending = outbound.requests + 1
+            if pending >= _MIN_HALF and 2 * pending >= self._sink.in_flight:
+                self.flush()
+                self._sink.bus.push()
+                return
+        if not self._scheduled:
             self._scheduled = True
             self._sink.call_soon(self.flush)
 
@@ -339,6 +343,7 @@ class WorkerChannel:
         index = outbound.flights.index(flight)
         outbound.size -= len(outbound.frames[index])
         outbound.flat = outbound.room = 0
+        outbound.requests -= 1
         del outbound.flights[index], outbound.frames[index]
         return True
 

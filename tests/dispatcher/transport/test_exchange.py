@@ -37,6 +37,21 @@ async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
 
 
 @on_rig()
+async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) -> None:
+    """A dispatcher confirms the ends of many jobs in one turn, while few others are in flight."""
+    worker = await rig.worker(behave=silent, slots=100)
+    exchange = rig.client.router.exchange
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    await worker.hears(RequestOp.TASK)
+    entry, before = next(iter(exchange._flights.values())).worker, worker.messages
+    for number in range(64):
+        exchange.post(entry, (RequestOp.ACK, "images", f"images.j{number}", number, 0, 1))
+    await worker.hears(RequestOp.ACK, 64)
+    assert worker.messages - before == 1, "nobody waits for the answers to the first half of them"
+    await give_up([call])
+
+
+@on_rig()
 async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) -> None:
     worker = await rig.worker(slots=100)
     await rig.client.call("images.echo")

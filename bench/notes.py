@@ -39,23 +39,27 @@ NOTES: Final = {
         "places, none of which takes more than a twelfth. Most of these leases never reach storage."
     ),
     "gang8_form_vs_raw": (
-        "The messages alone, sent by processes that do nothing else, take 3.2 raw round trips: request, holds, "
-        "one atomic batch, answer. The rest is sequential Python code: the coordinator (740 us: placement, "
-        "holds, records of eight seats, notifications), four workers in one process (380), the client (175). A target "
-        "of 8 leaves about half of that. docs/explanation/gangs.md lists the phases with their times, and why none can "
-        "be left out or start earlier. The figure depends on how the machine schedules: between 8 and 14. "
-        "Tried and kept: place once, calls instead of tasks, run effects in the turn in which they were "
-        "decided, build seats while other workers still answer, no second request by the owner: a quarter less. "
-        "Tried and dropped: the first step of the commit in the same turn, sending `queued` after the holds and "
-        "`formed` after the answer, in the same write or in one of their own (no difference in 8 alternating runs), "
-        "placement with plain tuples (61 to 53 us), lazy orders, no garbage collector."
+        "The messages alone, sent by processes that do nothing else, take 3.2 raw round trips: request, holds, one "
+        "atomic batch, answer. The rest is sequential Python code: the coordinator (740 us: placement, holds, records "
+        "of eight seats, notifications), four workers in one process (380), the client (175). A target of 8 leaves "
+        "about half of that. docs/explanation/gangs.md lists the phases with their times, and why none can be left "
+        "out or start earlier. The figure depends on how the machine schedules: medians were between 8 and 19, the "
+        "highest in a run in which a raw round trip took 0.21 ms instead of 0.3, and the code no less than before. "
+        "Tried and kept: place once, calls instead of tasks, run effects in the turn in which they were decided, "
+        "build seats while other workers still answer, no second request by the owner: a quarter less. Tried and "
+        "dropped: the first step of the commit in the same turn, sending `queued` after the holds and `formed` after "
+        "the answer, in the same write or in one of their own (no difference in 8 alternating runs), placement with "
+        "plain tuples (61 to 53 us), lazy orders, no garbage collector."
     ),
     "call_p99_c64_vs_raw": (
-        "Half of our own peak is as many requests as raw can handle at most, on the same two cores, and the "
-        "garbage collector runs more often for some milliseconds. In most runs the figure is below 2."
+        "Half of our own peak is as many requests as raw can handle at most, on the same two cores, and the garbage "
+        "collector runs more often for some milliseconds. Rounds differ by a factor of a hundred; another run's "
+        "median was 0.75."
     ),
     "trace_on_cost": (
-        "A call has three spans of the OpenTelemetry SDK, 15 to 20 us each; together they cost more than the call."
+        "A call has two spans, the caller's and the worker's. One at a time, each adds 100 us of CPU time to a side "
+        "that spends 110 on a call without it, on a loaded machine: a span of the OpenTelemetry SDK in a loop of its "
+        "own takes 30 there, and more between other code, which it pushes out of the caches."
     ),
     "trace_1pct_c64": (
         "Each request decides whether its trace is sampled (about 1 us), carries a traceparent of 55 characters, and "
@@ -66,7 +70,8 @@ NOTES: Final = {
     ),
     "trace_100pct_c64": (
         "A call has two spans, the caller's and the worker's. One span of the OpenTelemetry SDK costs 9 us without "
-        "attributes, and 12 with our three; a whole call costs the client 5 to 7 us, and the worker as much."
+        "attributes, and 12 with our three (30 while others use the machine); a whole call costs the client 5 to 7 "
+        "us, and the worker as much."
     ),
     "weighted_route_c64": (
         "A tenth of the calls go to a second worker. So each turn sends two messages instead of one, and four "
@@ -117,22 +122,24 @@ NOTES: Final = {
     ),
     "idle_msgs_per_s": ("One heartbeat a second and its acknowledgement, plus the registration every 20 s."),
     "durable_vs_best_peer": (
-        "Gangline uses four processes where FastStream uses three. Together they take 130 us of CPU time per "
-        "task (dispatcher 53, server 32, submitter 23, worker 22), FastStream's 165 (server 23, submitter 40, "
-        "worker 102). Three times FastStream's rate on two cores would leave about 65 us for all four, and "
-        "server and submitter alone take 55. FastStream's stream keeps acknowledged messages; ours removes "
-        "them, which costs the server 4 us more, and has message ids against duplicates, 2 us. FastStream has "
-        "no retries with backoff, no dead letters, no priorities and no limits; for these the dispatcher makes "
-        "decisions (17 us), reads messages and headers (15), builds frames and keeps leases and attempts (12), "
-        "and writes; no step takes more than a twentieth. Tried and kept: look results up by sequence, and not "
-        "for 2 s after a takeover (295 to 185 us in total), one confirmation for all acknowledgements of a "
-        "turn, small pulls, a cache of parsed headers, a fast path for jobs in the worker (36 to 22 us), 256 "
-        "slots. Tried and dropped: no garbage collector, a smaller window, atomic and fast-ingest batches of "
-        "submissions, workers that pull for themselves (see docs/adr/0014-durable-hops.md)."
+        "Gangline uses four processes where FastStream uses three. Together they take four fifths of FastStream's CPU "
+        "time per task: 130 us (dispatcher 53, server 32, submitter 23, worker 22) of 165 (server 23, submitter 40, "
+        "worker 102) in a quiet hour, and half as much again for all Python code on a loaded machine, see the table. "
+        "Twice FastStream's rate on two cores would leave about 80 us for all four, and server and submitter alone "
+        "take 55. FastStream's stream keeps acknowledged messages; ours removes them, which costs the server 4 us "
+        "more, and has message ids against duplicates, 2 us. FastStream has no retries with backoff, no dead letters, "
+        "no priorities and no limits; for these the dispatcher makes decisions (17 us), reads messages and headers "
+        "(15), builds frames and keeps leases and attempts (12), and writes; no step takes more than a twentieth. "
+        "Tried and kept: look results up by sequence, and not for 2 s after a takeover (295 to 185 us in total), one "
+        "confirmation for all acknowledgements of a turn, small pulls, a cache of parsed headers, a fast path for "
+        "jobs in the worker (36 to 22 us), 256 slots, frames without an answer in one message (40 % fewer messages "
+        "between dispatcher and worker, 5 % of all CPU time). Tried and dropped: all frames of a turn in one message "
+        "(no difference), no garbage collector, a smaller window, atomic and fast-ingest batches of submissions, "
+        "workers that pull for themselves (see docs/adr/0014-durable-hops.md)."
     ),
     "durable_many_vs_best_peer": (
         "submit_many makes a submission cost the submitter 22 us instead of 38 on a loaded machine, which is a tenth "
-        "of what all processes spend on a task. The rest is as for single submissions."
+        "of what all processes spend on a task, and less than rounds differ. The rest is as for single submissions."
     ),
     "submit_result_c64": (
         "A result is one more write to storage (server, dispatcher) and one more message to the submitter. Tried and "
@@ -147,10 +154,9 @@ NOTES: Final = {
         "Ray reserves all bundles of a placement group on one node with one decision of its control store and one "
         "request to the node, in C++; a gang of 8 is held at four workers, committed in one atomic batch, and told to "
         "its workers, in Python. The messages of a gang take 3.2 raw round trips without any code, which is more than "
-        "a tenth of Ray's 2.7 ms, so the target cannot be met over NATS. While the machine's load was above 9, a gang "
-        "took 11.1 ms. If the benchmark's processes run before all others, it takes 2.3 to 3.3 ms. Where a "
-        "group needs all CPUs of a node, Ray takes up to a second to see that those of the last group are free, which "
-        "gangs do not."
+        "a tenth of Ray's time, so the target cannot be met over NATS. While the machine's load was above 9, a gang "
+        "took 11.1 ms. With little else on the machine, it takes 2.3 to 4.4 ms. Where a group needs all CPUs of a "
+        "node, Ray takes up to a second to see that those of the last group are free, which gangs do not."
     ),
     "durable_start_p50_vs_best_peer": (
         "A task passes through one more process: a peer's worker receives the message itself, ours gets it from "

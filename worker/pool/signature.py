@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import pydantic_core
@@ -20,6 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 from ...schemas.errors.base import InvalidArguments, InvalidResult, InvalidSettings
 from ...schemas.handles import item_annotation
+from ...schemas.text import known_names
 from ...schemas.wire.codec import pack
 from ...schemas.wire.plain_values import ATOMS, SCALARS, close_awaitable, is_plain, pack_plain, to_wire
 from ..context.task_context import current_task
@@ -116,6 +117,8 @@ def filling(function: Callable[..., Any], parameters: tuple[ResolvedResources, .
 Converter = Callable[[Any], Any]
 _EXACT = frozenset({int, str, float, bool, bytes, dict, list})
 _SHOWN_CHARS = 60
+_SHOULD_BE = "Input should be "
+"""How most of pydantic's messages begin."""
 
 _Kind = inspect._ParameterKind
 
@@ -123,10 +126,11 @@ _Kind = inspect._ParameterKind
 class Parameter:
     """One parameter, and the conversion of its value."""
 
-    __slots__ = ("adapter", "convert", "decode", "exact", "name", "required")
+    __slots__ = ("adapter", "annotation", "convert", "decode", "exact", "name", "required")
 
     def __init__(self, name: str, annotation: Any, required: bool, where: str) -> None:
         self.name = name
+        self.annotation = annotation
         self.required = required
         self.exact: type | None = annotation if isinstance(annotation, type) and annotation in _EXACT else None
         """A value of exactly this type needs no conversion."""
@@ -321,7 +325,8 @@ class Signature:
         for name, value in kwargs.items():
             parameter = self._by_name.get(name) or self._unknown(name)
             if given and parameter in self._places[:given]:
-                raise self._refuse(f"{name!r} was given twice, by place and by name", name)
+                text = f"{name!r} was given twice, by place and by name"
+                raise self._refuse(text, {name: "one value, by place or by name"})
             if parameter.exact is type(value):
                 named[name] = value
                 continue
@@ -345,13 +350,14 @@ class Signature:
     def _unknown(self, name: str) -> Parameter:
         if self._rest_named is not None:
             return self._rest_named
-        known = ", ".join(self._by_name) or "it has none"
-        raise self._refuse(f"no parameter {name!r}; parameters: {known}", name)
+        expected = f"one of the parameters {', '.join(self._by_name)}" if self._by_name else "no argument by name"
+        raise self._refuse(f"no parameter {name!r}; {known_names(name, self._by_name)}", {name: expected})
 
     def _missing(self, given: int, kwargs: dict[str, Any] | None) -> InvalidArguments:
         names = [name for place, name in self._required if place >= given and name not in (kwargs or {})]
         listed = ", ".join(repr(name) for name in names)
-        return self._refuse(f"missing parameter{'s' if len(names) > 1 else ''} {listed}", names[0])
+        expected = {name: shown_type(self._by_name[name].annotation) for name in names}
+        return self._refuse(f"missing parameter{'s' if len(names) > 1 else ''} {listed}", expected)
 
     def _move_by_place(self, bound: list[Any], named: dict[str, Any]) -> None:
         """Python takes positional-only parameters only by position; the wire may name them."""
@@ -362,13 +368,18 @@ class Signature:
             bound.append(named.pop(name) if name in named else parameters[name].default)
 
     def _wrong(self, problems: list[_Problem]) -> InvalidArguments:
-        facts = [fact for problem in problems for fact in problem.facts()]
-        text = "; ".join(f"{fact['parameter']}: {fact['expected']}, given {fact['given']}" for fact in facts)
+        faults = [fault for problem in problems for fault in problem.faults()]
+        text = "; ".join(f"{name}: {what}, given {value}" for name, what, value in faults)
+        facts = [
+            {"parameter": name, "expected": what.removeprefix(_SHOULD_BE), "given": value}
+            for name, what, value in faults
+        ]
         return InvalidArguments(f"{self._where}: {text}", details={"problems": facts})
 
-    def _refuse(self, text: str, parameter: str | None = None) -> InvalidArguments:
-        details = {"problems": [{"parameter": parameter, "expected": text, "given": None}]} if parameter else None
-        return InvalidArguments(f"{self._where}: {text}", details=details)
+    def _refuse(self, text: str, expected: Mapping[str, str] | None = None) -> InvalidArguments:
+        """`expected`: what should have been given, by parameter."""
+        problems = [{"parameter": name, "expected": what, "given": None} for name, what in (expected or {}).items()]
+        return InvalidArguments(f"{self._where}: {text}", details={"problems": problems} if problems else None)
 
 
 def _filled(declared: inspect.Parameter, kind: type[Any], place: int, where: str) -> ResolvedResources:
@@ -384,16 +395,12 @@ class _Problem(typing.NamedTuple):
     value: Any
     error: Exception
 
-    def facts(self) -> list[dict[str, str]]:
+    def faults(self) -> list[tuple[str, str, str]]:
         """Parameter (with the path inside it), expectation and given value, for each fault."""
         if not isinstance(self.error, ValidationError):
-            return [{"parameter": self.name, "expected": str(self.error), "given": shown(self.value)}]
+            return [(self.name, str(self.error), shown(self.value))]
         return [
-            {
-                "parameter": ".".join([self.name, *(str(part) for part in item["loc"])]),
-                "expected": item["msg"],
-                "given": shown(item["input"]),
-            }
+            (".".join([self.name, *map(str, item["loc"])]), item["msg"], shown(item["input"]))
             for item in self.error.errors(include_url=False, include_context=False)
         ]
 
@@ -441,6 +448,8 @@ def shown(value: Any) -> str:
 
 
 def shown_type(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return "Any"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 

@@ -352,6 +352,10 @@ class QueuedMessage:
     fence = 0
     stopped = 0
     """The attempt to be stopped, if any."""
+    why_stopped = ""
+    """Why: a StopReason."""
+    timeout_s: float | None = None
+    """The `timeout_s` of the current attempt, if it has one that ends before the job's deadline."""
     worker = ""
     """`<pool>.<worker>` of the last attempt."""
     workers: Sequence[str] = ()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ....schemas.errors.base import (
+    DeadlineExceeded,
     GanglineError,
     InvalidRequest,
     InvalidResult,
@@ -25,7 +26,7 @@ from ....schemas.errors.base import (
 from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId
 from ....schemas.records.workers import TaskPolicy
-from ....schemas.text import count_of
+from ....schemas.text import count_of, plain
 from ....schemas.wire import codec
 from ....schemas.wire.codec import Format
 from ....schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskFlag
@@ -36,7 +37,7 @@ from ...gangs.member_slots import GangHeldSlots
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
 from ...transport.exchange import RequestExchange
-from ..core.effects import ReattachAttempt, StartAttempt
+from ..core.effects import ReattachAttempt, StartAttempt, StopReason
 from ..messages.entry import (
     AttemptListener,
     ItemTracker,
@@ -72,6 +73,24 @@ def _nothing(_worker: str) -> None:
 
 OnEnd = Callable[[QueuedMessage, int, GanglineError | None], None]
 """The entry, the attempt, and its error if it failed."""
+
+
+def late_error(entry: QueuedMessage, attempt: int, error: GanglineError) -> GanglineError:
+    """The error of an attempt that ended with this one: if its time was over, which of its limits that was. Its worker
+    only knows that it was told to stop, or that the time of the request was over."""
+    why = entry.why_stopped if entry.stopped == attempt else ""
+    told = isinstance(error, TaskCancelled) and why != ""
+    late = isinstance(error, DeadlineExceeded) and "timeout_s" not in error.details
+    if not (told or late) or not error.may_have_started or why == StopReason.CANCELLED:
+        return error
+    assert entry.submission is not None
+    limit_s, details = entry.timeout_s, dict(error.details)
+    limit = "by its deadline"
+    if why == StopReason.TIMED_OUT or (not why and limit_s is not None):
+        limit = "within its timeout_s"
+        if limit_s is not None:  # else another dispatcher started it
+            limit, details = f"{limit} of {plain(limit_s)} s", {**details, "timeout_s": limit_s}
+    return DeadlineExceeded(f"{entry.submission.target} did not end {limit}", may_have_started=True, details=details)
 
 
 class AttemptSender(AttemptListener):

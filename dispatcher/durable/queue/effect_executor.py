@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ....bus.port.bus import Consumer, StreamMessage
 from ....bus.streams.history_recorder import HistorySummary
 from ....runtime.tasks import TaskSet
-from ....schemas.errors.base import GanglineError
+from ....schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancelled
 from ....schemas.messages.jobs import WorkerJob
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.history import HistoryKind
@@ -28,7 +28,7 @@ from ..persistence.outcome_store import OutcomeStore
 from ..persistence.records import cause_of, failure_of, reason_of
 from ..workers.context import DispatcherContext
 from ..workers.pool_observer import PoolObserver
-from .attempts import AttemptSender
+from .attempts import AttemptSender, late_error
 from .result_waiters import ResultWaiters
 from .slot_lessor import SlotLessor
 
@@ -140,12 +140,16 @@ class QueueEffectExecutor:
 
     def _stop(self, effect: do.StopAttempt) -> None:
         if (entry := self._entries.get(effect.seq)) is not None:
+            entry.why_stopped = effect.why
             self.sent_attempts.stop(entry, effect.attempt)
 
     def _start(self, effect: do.StartAttempt) -> None:
         context, entry = self._context, self._entries[effect.seq]
         waited_s = max(0.0, context.ambient.wall() - entry.message.at) if effect.attempt == 1 else None
         context.metrics.started(self._endpoint, effect.pool, waited_s)
+        limit_s, deadline_at = effect.timeout_s, effect.deadline_at
+        early = limit_s is not None and (deadline_at is None or context.ambient.wall() + limit_s < deadline_at)
+        entry.timeout_s = limit_s if early else None
         if self._history is not None:
             entry.attempt_at = context.ambient.wall()
         self.sent_attempts.start(entry, effect, self.lessor(effect.pool), self._pool_observer.told_policy)
@@ -256,6 +260,8 @@ class QueueEffectExecutor:
 
     def _on_ended(self, entry: QueuedMessage, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool
+        if isinstance(error, (DeadlineExceeded, TaskCancelled)):
+            error = late_error(entry, attempt, error)
         if self._history is not None:
             self._record_attempt(entry, attempt, error)
         self._tell_soon(

@@ -92,8 +92,11 @@ async def test_the_time_limit_of_a_task_holds_unless_the_submission_or_the_route
         job = await client.options(timeout_s=10.0).submit("p.work", "slow", 5.0)
         assert await job.result() == 1, "longer than the task declares"
         short = await client.options(timeout_s=1.0).submit("p.work", "slow", 1.5)
-        with pytest.raises(JobDead):
+        with pytest.raises(JobDead, match=r"p\.work did not end within its timeout_s of 1 s"):
             await short.result()
+        late = await client.options(timeout_s=9.0, deadline_s=1.0).submit("p.work", "slow", 1.5)
+        with pytest.raises(JobDead, match=r"p\.work did not end by its deadline"):
+            await late.result()
         own = await client.submit("p.work", "slow", 5.0)
         with pytest.raises(JobDead, match="timeout_s of 2 s"):
             await own.result()

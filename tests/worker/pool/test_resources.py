@@ -94,7 +94,7 @@ async def test_no_caller_can_give_it_or_sees_it():
     async def store(path: str, db: Annotated[Database, Resource]) -> None: ...
 
     async with running(pool):
-        with pytest.raises(InvalidArguments, match="no parameter 'db'; parameters: path$"):
+        with pytest.raises(InvalidArguments, match="no parameter 'db'; it has: path$"):
             pool.find("store").bind(None, {"path": "a", "db": {}})
         with pytest.raises(InvalidArguments, match="takes 1 argument by place, 2 were given"):
             pool.find("store").bind(["a", {}], None)

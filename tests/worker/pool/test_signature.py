@@ -202,6 +202,7 @@ def test_wrong_arguments_are_named_with_what_was_expected_and_given():
     assert [problem["parameter"] for problem in error.details["problems"]] == [
         "a", "size.width", "size.height", "colour",
     ]  # fmt: skip
+    assert [problem["expected"] for problem in error.details["problems"]][1::2] == ["greater than 0", "'red' or 'blue'"]
     assert not error.may_have_started
     codec.to_json(error.to_wire())
 
@@ -211,7 +212,7 @@ def test_wrong_arguments_are_named_with_what_was_expected_and_given():
     [
         ([], {}, "missing parameters 'a', 'b'"),
         ([1], {}, "missing parameter 'b'"),
-        ([1], {"b": 1, "c": 2}, "no parameter 'c'; parameters: a, b"),
+        ([1], {"b": 1, "c": 2}, "no parameter 'c'; it has: a, b"),
         ([1, 2, 3], {}, "takes 2 arguments by place, 3 were given"),
         ([1, 2], {"a": 1}, "'a' was given twice, by place and by name"),
         ([None, 2], {}, r"a: Input should be a valid integer, given None \(NoneType\)"),
@@ -222,6 +223,29 @@ def test_arguments_that_do_not_fit_the_parameters_are_refused(args, kwargs, text
 
     with pytest.raises(InvalidArguments, match=text):
         bind(work, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ([], {}, {"text": "str", "size": "Size"}),
+        (["a"], {"siez": {}}, {"siez": "one of the parameters text, size, times"}),
+        (["a"], {"text": "a"}, {"text": "one value, by place or by name"}),
+    ],
+)
+def test_details_say_what_should_have_been_given(args, kwargs, expected):
+    def work(text: str, size: Size, times: int = 1) -> None: ...
+
+    with pytest.raises(InvalidArguments) as caught:
+        bind(work, *args, **kwargs)
+    assert {problem["parameter"]: problem["expected"] for problem in caught.value.details["problems"]} == expected
+
+
+def test_the_parameter_that_was_perhaps_meant_is_named():
+    def work(text: str) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=r"no parameter 'txt'; did you mean 'text'\? It has: text$"):
+        bind(work, txt="a")
 
 
 def test_a_long_wrong_value_is_shown_short():
@@ -235,7 +259,7 @@ def test_a_long_wrong_value_is_shown_short():
 def test_a_task_without_parameters_says_so():
     with pytest.raises(InvalidArguments, match="takes no arguments by place, 1 were given"):
         bind(lambda: None, 1)
-    with pytest.raises(InvalidArguments, match="no parameter 'x'; parameters: it has none"):
+    with pytest.raises(InvalidArguments, match="no parameter 'x'; it has: none"):
         bind(lambda: None, x=1)
 
 

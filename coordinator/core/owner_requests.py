@@ -150,7 +150,7 @@ class OwnerRequests:
             text = "; ".join(lack.text for lack in missing)
             return GangImpossible(
                 f"not enough workers registered for this gang: {text}",
-                details={"lacks": [lack.text for lack in missing]},
+                details={"lacks": [lack.text for lack in missing], "pools": sorted({lack.pool for lack in missing})},
             )
         return None
 

@@ -25,7 +25,7 @@ from ...schemas.messages.submission import LAST_MOMENT, MAX_KEY_CHARS
 from ...schemas.names import check_name
 from ...schemas.records.workers import MAX_PRIORITY
 from ...schemas.schedules import check_schedule
-from ...schemas.text import plain
+from ...schemas.text import nearest_name, plain
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Parent, Span, tracer
@@ -136,7 +136,9 @@ def check_names(function: str, given: Iterable[str], options: Any) -> None:
     """
     for name in given:
         if name not in options.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+            near = nearest_name(name, options.__annotations__)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
 SUBMIT_ONLY: Final = frozenset(each.name for each in fields(SubmitOptions))

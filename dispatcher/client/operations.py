@@ -167,7 +167,7 @@ class Operations:
         check_name(pool, "pool")
         workers = sorted(await self.workers(pool), key=lambda each: each.registration.started_at)
         if not workers:
-            raise NoWorkers(f"pool {pool!r} has no workers")
+            raise NoWorkers(f"pool {pool!r} has no workers", details={"pool": pool})
         tasks: dict[str, TaskSchema] = {}
         owner: dict[str, str] = {}
         for each in workers:
@@ -314,7 +314,8 @@ class Operations:
             subject = self._router.names.worker(target, operation, await self._channel(target))
             answer = await self._bus.request(subject, body, timeout_s=self._options.timeout_s or ASK_TIMEOUT_S)
         except NoResponders as error:
-            raise NoWorkers(f"there is no worker {worker!r}: 'gangline workers' lists them") from error
+            text = f"there is no worker {worker!r}: 'gangline workers' lists them"
+            raise NoWorkers(text, details={"worker": worker}) from error
         return read_answer(answer, reply, worker)
 
     async def _channel(self, worker: WorkerId) -> str:

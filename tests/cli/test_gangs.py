@@ -273,6 +273,7 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
         ("gang", "acquire", "words", "0"): (2, "size: Input should be greater"),
         ("gang", "acquire", "words", "99"): (2, "not enough workers registered"),
         ("gang", "acquire", "nopool", "1"): (2, "nopool"),
+        ("gang", "acquire", "wrods", "1"): (2, "did you mean 'words'?"),
         ("gang", "acquire", "words", "3", "--strategy", "strict_spread"): (2, "not enough workers registered"),
         ("gang", "acquire", "words", "many"): (2, "is not a size: give a number, or a range"),
         ("gang", "acquire", "words", "1", "--label", "x"): (2, "not KEY=VALUE"),

@@ -171,6 +171,21 @@ def test_a_worker_that_is_not_there_is_exit_code_3(commands):
         assert done.stderr.startswith("gangline: there is no worker 'words.w9': 'gangline workers'")
 
 
+def test_a_misspelt_pool_or_worker_is_told_which_was_perhaps_meant(commands):
+    serve(commands, "w1")
+    for arguments in (
+        ("call", "wrods.count", "text=a", "--timeout", "1"),
+        ("stubs", "wrods"),
+        ("drain", "--pool", "wrods", "--yes"),
+    ):
+        done = commands.run(*arguments)
+        assert done.returncode == 3 and done.stderr.endswith("(did you mean 'words'?)\n"), done.stderr
+    assert commands.run("stats", "wrods.w1").stderr.endswith("(did you mean 'words.w1'?)\n")
+    listed = commands.run("workers", "wrods")
+    assert (listed.returncode, listed.stdout) == (0, "") and "did you mean pool 'words'?" in listed.stderr
+    assert "did you mean" not in commands.run("workers", "images").stderr
+
+
 async def test_the_journal_has_a_line_for_each_event_and_is_appended_to(commands, nats_url, namespace):
     worker = serve(commands, "w1", "--journal", "journal.jsonl")
     granted = await reserve(nats_url, namespace)

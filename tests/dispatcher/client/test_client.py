@@ -243,7 +243,9 @@ def test_options_are_called_and_typed_as_the_fields_that_they_set() -> None:
 async def test_an_option_of_another_name_is_refused(rig: Rig) -> None:
     with pytest.raises(TypeError, match=r"options\(\) got an unexpected keyword argument 'timeout'"):
         rig.client.options(timeout=5)
-    with pytest.raises(TypeError, match=r"gang\(\) got an unexpected keyword argument 'id'"):
+    with pytest.raises(TypeError, match=r"'timout_s'; did you mean 'timeout_s'\?$"):
+        rig.client.options(timout_s=5)
+    with pytest.raises(TypeError, match=r"gang\(\) got an unexpected keyword argument 'id'$"):
         rig.client.gang(pool="images", id="g1")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import traceback
 from enum import IntEnum
+from typing import Final
 
 import click
 
 from ...schemas.errors.base import (
     DeadlineExceeded,
+    GangImpossible,
     GanglineError,
     InvalidRequest,
     JobDead,
@@ -22,6 +24,9 @@ from ...schemas.errors.base import (
     WorkerUnhealthy,
 )
 from .load import users_traceback
+
+NEAR: Final = "near"
+"""Among an error's details: the pool or worker that was perhaps meant."""
 
 
 class Exit(IntEnum):
@@ -63,6 +68,8 @@ def exit_code_of(error: BaseException) -> Exit:
 def next_step(error: BaseException, *, debug: bool = False) -> str:
     """What to do next, if the error's own text does not say it. `debug`: tracebacks were shown."""
     match error:
+        case NoWorkers() | GangImpossible() if NEAR in error.details:
+            return f"did you mean {error.details[NEAR]!r}?"
         case ServerUnreachable() if str(error).startswith("cannot connect"):
             return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
         case NoWorkers() if "gangline workers" not in str(error):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...runtime.loop_thread import loop_factory
-from .exits import refusals
+from ...schemas.errors.base import GangImpossible, GanglineError, NoWorkers
+from ...schemas.text import nearest_name
+from .exits import NEAR, refusals
 from .options import ConnectionOptions
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from ...dispatcher.client.client import Client
 
 T = TypeVar("T")
+_NEAR_S: Final = 1.0
+"""How long to look for what was perhaps meant."""
 
 
 def run(coroutine: Coroutine[object, object, T]) -> T:
@@ -60,7 +65,26 @@ async def open_client(connection: ConnectionOptions, name: str, *, gateway: bool
     _log_for_people(connection.debug)
     how, bucket = connection.settings(wait_for_server=False), BucketSettings.from_environment()
     async with connect(how, namespace=connection.namespace, name=name, bucket=bucket, gateway=gateway) as client:
-        yield client
+        try:
+            yield client
+        except (NoWorkers, GangImpossible) as error:
+            if not gateway:
+                await _add_near(client, error)
+            raise
+
+
+async def _add_near(client: Client, error: GanglineError) -> None:
+    """Note in an error about a pool or a worker that does not exist which one was perhaps meant, if this user can see
+    the workers."""
+    with contextlib.suppress(GanglineError, TimeoutError):
+        async with asyncio.timeout(_NEAR_S):
+            workers = {each.name for each in await client.workers()}
+        pools = {name.partition(".")[0] for name in workers}
+        named = [error.details.get("pool"), *error.details.get("pools", ())]
+        for name, known in (*((pool, pools) for pool in named), (error.details.get("worker"), workers)):
+            near = nearest_name(name, sorted(known)) if isinstance(name, str) and name not in known else None
+            if near is not None:
+                error.details[NEAR] = near
 
 
 def with_client(connection: ConnectionOptions, name: str, work: Callable[[Client], Coroutine[object, object, T]]) -> T:

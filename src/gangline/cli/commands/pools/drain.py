@@ -74,7 +74,8 @@ def _drain_all(
         names = [each.name for each in found if node in (None, each.registration.node)]
         where = " ".join(filter(None, (pool and f"of pool {pool!r}", node and f"on node {node!r}")))
         if not names:
-            raise NoWorkers(f"there are no workers {where}: 'gangline workers' lists them")
+            text = f"there are no workers {where}: 'gangline workers' lists them"
+            raise NoWorkers(text, details={"pool": pool} if pool else None)
         if not yes:
             click.confirm(f"drain {count_of(len(names), 'worker')} {where}: {', '.join(names)}?", abort=True, err=True)
         rows: list[dict[str, Any]] = []

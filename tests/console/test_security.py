@@ -64,6 +64,20 @@ def test_the_command_refuses_other_addresses_without_auth():
     assert result.exit_code != 0 and "--auth" in result.output
 
 
+def test_the_command_takes_a_port_alone_as_other_commands_do(monkeypatch):
+    taken = []
+
+    async def serve(*args, listen, **given):
+        taken.append(listen)
+
+    monkeypatch.setattr("gangline.cli.serving.console.serve", serve)
+    for options in ([], ["--port", "0"], ["--port", "4300"], ["--listen", "localhost:1"]):
+        assert CliRunner().invoke(gangline, ["console", *options]).exit_code == 0
+    assert taken == ["127.0.0.1:4280", "127.0.0.1:0", "127.0.0.1:4300", "localhost:1"]
+    both = CliRunner().invoke(gangline, ["console", "--listen", "localhost:1", "--port", "1"])
+    assert both.exit_code == 2 and "--listen and --port exclude each other" in both.output
+
+
 def test_a_proxy_must_be_named():
     with pytest.raises(InvalidSettings, match="--trusted-proxy"):
         ConsoleSettings(auth=Auth.PROXY)

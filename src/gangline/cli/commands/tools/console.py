@@ -10,9 +10,8 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 
 
 @click.command(short_help="Show the system in a browser: slots, what waits and why, gangs, queues.")
-@click.option(
-    "--listen", metavar="HOST:PORT", default="127.0.0.1:4280", show_default=True, help="Where to serve; port 0: any."
-)
+@click.option("--listen", metavar="HOST:PORT", help="Where to serve; port 0: any. [127.0.0.1:4280]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Serve at this port of 127.0.0.1; 0: any free one.")
 @click.option(
     "--auth",
     type=click.Choice(["token", "proxy"]),
@@ -45,7 +44,8 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 @connection_options
 def command(
     connection: ConnectionOptions,
-    listen: str,
+    listen: str | None,
+    port: int | None,
     auth: str | None,
     hosts: tuple[str, ...],
     root_path: str,
@@ -65,8 +65,12 @@ def command(
     """
     from ....telemetry.logs import configure_logging
     from ...console.session import run
-    from ...serving.console import serve
+    from ...serving.console import DEFAULT_PORT, serve
 
+    if listen is not None and port is not None:
+        raise click.UsageError("--listen and --port exclude each other: --listen has a port, too")
+    if listen is None:
+        listen = f"127.0.0.1:{DEFAULT_PORT if port is None else port}"
     configure_logging(level=log_level, fmt=log_format)  # type: ignore[arg-type]
     own = {name.removeprefix("actions_"): value for name, value in given.items() if value}
     operator = _operator(connection, own) if actions else None

@@ -61,11 +61,15 @@ class Publisher:
         earlier = False
         """The server knows an earlier attempt with this id, which may still be stored."""
         while True:
-            if not self._upkeep.exists:
+            if not self._upkeep.exists and not self._upkeep.only_read:
                 await self._upkeep.ensure()
             try:
                 return self._published(await self._send(subject, data, headers, deadline))
             except NoResponders as error:
+                if self._upkeep.only_read and not earlier:
+                    # The first message makes it. Who may not publish has been told so, without waiting for one who may.
+                    await self._upkeep.ensure(look=True)
+                    continue
                 await self._without_leader(start, deadline, error, earlier)
             except _StreamMade:
                 headers = sent_again(headers or {})

@@ -52,6 +52,19 @@ async def test_operators_read_what_all_did_and_write_in_their_own_names(site_of)
     assert len(await trail_of(alice).entries()) == 4
 
 
+async def test_who_may_not_act_does_not_wait_for_a_trail_that_nobody_has_made(site_of):
+    site: Site = site_of(cut("alice=operator", "eye=observer"))
+    with pytest.raises(NotPermitted, match="drain"):
+        async with trail_of(await site.bus("eye")).noted("drain", "images.w1"):
+            raise NotPermitted("drain")
+    assert [line.partition("Publish Violation")[2] for line in await site.refused()] == [
+        ' - Subject "gangline-audit.eye"'
+    ]
+    async with trail_of(await site.bus("alice")).noted("drain", "images.w1"):
+        pass
+    assert len(await trail_of(await site.bus("eye")).entries()) == 2
+
+
 async def test_the_server_says_which_operator_cancelled_a_task_and_a_producer_records_nothing(site_of, caplog):
     site: Site = site_of(cut(*SERVERS, "alice=operator", "billing=producer"))
     billing = await site.client("billing")

@@ -27,6 +27,7 @@ class Server:
     timeout_s = 5.0
     connected = True
     exists = True
+    only_read = False
 
     def __init__(self, chance: random.Random, *, refuses: bool) -> None:
         self.api = self
@@ -131,6 +132,7 @@ class _Answers:
     timeout_s = 30.0
     connected = True
     exists = True
+    only_read = False
 
     def __init__(self, *answers: dict[str, object] | Exception | None) -> None:
         self.api = self

@@ -133,7 +133,7 @@ NOTES: Final = {
         "Tried and kept: look results up by sequence, and not for 2 s after a takeover (295 to 185 us in total), one "
         "confirmation for all acknowledgements of a turn, small pulls, a cache of parsed headers, a fast path for "
         "jobs in the worker (36 to 22 us), 256 slots, frames without an answer in one message (40 % fewer messages "
-        "between dispatcher and worker, 5 % of all CPU time). Tried and dropped: all frames of a turn in one message "
+        "between dispatcher and worker, 3 to 5 % of CPU time). Tried and dropped: all frames of a turn in one message "
         "(no difference), no garbage collector, a smaller window, atomic and fast-ingest batches of submissions, "
         "workers that pull for themselves (see docs/adr/0014-durable-hops.md)."
     ),

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...schemas.errors.base import GanglineError, MalformedMessage, error_from_wire
 from ...schemas.wire import codec, headers
-from ..port.bus import Message
+from ..port.bus import Message, RequestTimeout
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -38,6 +38,11 @@ def raise_if_error(answer: Message) -> None:
     error = error_in(answer)
     if error is not None:
         raise error
+
+
+def timeout_of(who: str, error: RequestTimeout) -> RequestTimeout:
+    """The same error, with who did not answer."""
+    return RequestTimeout(f"{who}: {error.message}", details=error.details)
 
 
 def read_answer(answer: Message, model: type[R], who: object) -> R:

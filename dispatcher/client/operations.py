@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ...bus.key_value.records import read_record
-from ...bus.port.bus import Bus, KeyValue, NoResponders
-from ...bus.rpc.requester import read_answer
+from ...bus.port.bus import Bus, KeyValue, NoResponders, RequestTimeout
+from ...bus.rpc.requester import read_answer, timeout_of
 from ...schemas.catalogue.task_schemas import TaskSchema, schema_hash, schema_text
 from ...schemas.errors.base import MalformedMessage, NoWorkers, Unavailable, UnknownGang
 from ...schemas.messages.gangs import EndRequest, GangReply
@@ -316,6 +316,8 @@ class Operations:
         except NoResponders as error:
             text = f"there is no worker {worker!r}: 'gangline workers' lists them"
             raise NoWorkers(text, details={"worker": worker}) from error
+        except RequestTimeout as error:
+            raise timeout_of(f"worker {worker}", error) from error
         return read_answer(answer, reply, worker)
 
     async def _channel(self, worker: WorkerId) -> str:

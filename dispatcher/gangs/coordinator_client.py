@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, Message, NoResponders, NotPermitted, RequestTimeout
-from ...bus.rpc.requester import read_answer
+from ...bus.rpc.requester import read_answer, timeout_of
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import (
     ClosedError,
@@ -77,6 +77,8 @@ class CoordinatorClient:
                 "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
                 "'gangline coordinator'"
             ) from error
+        except RequestTimeout as error:
+            raise timeout_of("the coordinator", error) from error
         return read_answer(message, answer, "the coordinator")
 
     async def _request(self, operation: GangOperation, body: bytes, timeout_s: float) -> Message:

@@ -177,14 +177,14 @@ async def test_operators_see_and_steer_workers(rig: Rig) -> None:
 @on_rig()
 async def test_operating_mistakes_have_clear_errors(rig: Rig) -> None:
     await rig.worker("w1")  # speaks frames only
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidName, match="is not POOL.WORKER"):
         await rig.client.drain("w1")
     for slots in (-1, 99_999_999_999):
         with pytest.raises(InvalidRequest, match=rf"^slots: .*, given {slots}$"):
             await rig.client.resize("images.w1", slots)
     with pytest.raises(InvalidRequest, match=r"^grace_s: .*, given -1$"):
         await rig.client.drain("images.w1", grace_s=-1)
-    with pytest.raises(RequestTimeout):
+    with pytest.raises(RequestTimeout, match="worker .*: no answer within"):
         await rig.client.options(timeout_s=1).stats("images.w1")
     await rig.client.close()
     with pytest.raises(ClosedError):

@@ -109,8 +109,8 @@ class NatsStream:
     async def next(self, pattern: str, sequence: int = 1) -> StreamMessage | None:
         return await self._read({"seq": sequence, "next_by_subj": pattern})
 
-    async def last(self, subject: str) -> StreamMessage | None:
-        return await self._read({"last_by_subj": subject})
+    async def last(self, pattern: str) -> StreamMessage | None:
+        return await self._read({"last_by_subj": pattern})
 
     async def _read(self, query: Mapping[str, Any]) -> StreamMessage | None:
         try:

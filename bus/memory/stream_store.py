@@ -205,9 +205,12 @@ class StreamStore:
             if message is not None and any(pattern.matches(message.subject) for pattern in patterns):
                 yield message
 
-    def last(self, subject: str) -> StreamMessage | None:
-        found = self._by_subject.get(subject)
-        return self.messages[next(reversed(found))] if found else None
+    def last(self, pattern: str) -> StreamMessage | None:
+        found = self._by_subject.get(pattern)  # a pattern is no subject
+        if found:
+            return self.messages[next(reversed(found))]
+        newest = self.newest(SubjectPattern(pattern)) if pattern.endswith(".>") else []
+        return self.messages[newest[-1]] if newest else None
 
     def newest(self, *patterns: SubjectPattern) -> list[int]:
         """Sequences of the last message of each subject that matches."""

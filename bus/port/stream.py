@@ -237,8 +237,8 @@ class Stream(Protocol):
         """The first message from `sequence` on whose subject matches, from the leader."""
         ...
 
-    async def last(self, subject: str) -> StreamMessage | None:
-        """The newest message of a subject."""
+    async def last(self, pattern: str) -> StreamMessage | None:
+        """The newest message of a subject, or of those that a pattern ending in `.>` matches."""
         ...
 
     async def delete(self, sequence: int) -> bool:

@@ -59,6 +59,7 @@ from .stored import (
     SearchResult,
     find,
     find_due,
+    header_of,
     info_of_schedule,
     info_of_task,
     submission_of,
@@ -388,8 +389,8 @@ class JobQueries:
 
     async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
         """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time, so the
-        job is cancelled even if the answer to the purge is lost or its time comes right now. A recurring schedule has
-        no record: it never ends, and may be declared again."""
+        job is cancelled even if the answer to the purge is lost or its time comes right now. A recurring schedule needs
+        one only for messages that declare it anew and wait in the queue."""
         info = info_of_schedule(ref, schedule, self._names, wall=self._ambient.wall())
         if info.cron is None and info.next_try_at is not None:
             left_s = max(0.0, info.next_try_at - self._ambient.wall())
@@ -402,10 +403,22 @@ class JobQueries:
                     return False  # its time came and it has ended
             except NotPermitted:
                 pass  # the purge reports what is missing
+        elif info.cron is not None:
+            await self._cancel_declarations(ref, schedule, (info.endpoint, info.method))
         came = await self._cancel_submission(ref, schedule)
         if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)) or came:
             await self._stop_started(ref, timeout_s)
         return True
+
+    async def _cancel_declarations(self, ref: JobRef, schedule: StreamMessage, target: tuple[str, str]) -> None:
+        """Cancel what came into the queue after the schedule was stored: see `covers`."""
+        newest = await (await self.streams.tasks(make=False)).last(self._names.tasks_of(target[0]))
+        if newest is None or newest.at < schedule.at:
+            return
+        before = await (await self.streams.results(make=False)).get(self._names.result_key(ref.id))
+        with contextlib.suppress(Conflict, NotPermitted):  # the purge reports what is missing
+            revision = 0 if before is None else before.revision
+            await self._write_cancelled(ref, target, newest.at, UNHELD_TTL_S, revision=revision)
 
     async def _cancel_submission(self, ref: JobRef, schedule: StreamMessage) -> bool:
         """Cancel the message that a schedule was made from, if it is still there: its dispatcher, or the next owner of
@@ -440,19 +453,25 @@ class JobQueries:
                 left for the next dispatcher, which finds the record and stops the attempt. A due task is left in any
                 case: only dispatchers may remove its copy from the stream of schedules, see DueCopyRemover.
         """
-        target = target_of(found, self._names)
+        target, tasks, at = target_of(found, self._names), await self.streams.tasks(make=False), found.at
+        if header_of(found.headers or {}, headers.CRON) is not None:
+            # A later message of this id, such as a repetition, is cancelled as well: see `covers`.
+            newest = await tasks.last(found.subject)
+            at = at if newest is None else newest.at
         try:
-            await self._write_cancelled(ref, target, found.at, RESULT_TTL_S if held else UNHELD_TTL_S)
+            await self._write_cancelled(ref, target, at, RESULT_TTL_S if held else UNHELD_TTL_S)
         except Conflict:
             return False  # it ended just now
         if held and headers.copied_from(found.headers, self._names.schedules_stream) is None:
-            await (await self.streams.tasks()).delete(found.sequence)
+            await tasks.delete(found.sequence)
         return True
 
-    async def _write_cancelled(self, ref: JobRef, target: tuple[str, str], submitted_at: float, ttl_s: float) -> None:
+    async def _write_cancelled(
+        self, ref: JobRef, target: tuple[str, str], submitted_at: float, ttl_s: float, revision: int = 0
+    ) -> None:
         """
         Raises:
-            Conflict: the job already has a record.
+            Conflict: the job already has a record, or another than that of this revision.
         """
         record = ResultRecord(
             job=ref.id,
@@ -463,7 +482,7 @@ class JobQueries:
             finished_at=self._ambient.wall(),
         )
         key, value = self._names.result_key(ref.id), record.model_dump_json().encode()
-        await (await self.streams.results()).put(key, value, ttl_s=ttl_s, revision=0)
+        await (await self.streams.results()).put(key, value, ttl_s=ttl_s, revision=revision)
 
 
 def parse_result(job: str, value: bytes) -> ResultRecord:

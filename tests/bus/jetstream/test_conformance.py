@@ -199,6 +199,8 @@ async def test_messages_are_found_by_sequence_by_subject_and_the_newest(open_str
     assert (await stream.next(task("a.*"), 2)).sequence == 3
     assert (await stream.next(task("b.>"), 3)) is None
     assert (await stream.last(task("a.x"))).sequence == 4
+    assert (await stream.last(task("a.>"))).sequence == 4
+    assert (await stream.last(task("b.>"))).sequence == 2
     assert await stream.last(task("c.x")) is None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Publication, Published, StorageUnavailable
+from gangline.dispatcher.jobs.stored import covers
 from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import (
     ClosedError,
@@ -23,7 +24,7 @@ from gangline.schemas.errors.base import (
 )
 from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.messages.submission import Submission
-from gangline.schemas.records.jobs import JobState
+from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 
@@ -223,6 +224,31 @@ async def test_a_schedule_can_be_cancelled(rig: JobsRig) -> None:
         await nightly.result()
     assert await rig.client.job(nightly.id).cancel()
     assert (await (await rig.streams.schedules()).state()).messages == 0
+
+
+@on_both_buses
+async def test_a_cancellation_counts_for_all_that_declared_the_schedule_before_it_and_for_nothing_after_it(
+    rig: JobsRig,
+) -> None:
+    async def declare(job: str) -> None:
+        given = {headers.JOB: job, headers.CRON: "@daily"}
+        await (await rig.tasks()).publish(rig.names.task("images", "echo"), b"", headers=given)
+
+    for job, scheduled in (("nightly", True), ("nightly", True), ("daily", False)):
+        await declare(job)
+        if scheduled:
+            await rig.schedule_all()
+        await declare(job)  # by a publisher that could not know that it was stored
+        assert await rig.client.job(job).cancel()
+        entry = await (await rig.results()).get(rig.names.result_key(job))
+        assert entry is not None
+        record = ResultRecord.model_validate_json(entry.value)
+        waiting = await rig.stored()
+        assert waiting and all(covers(record, message) for message in waiting)
+        assert await rig.client.schedules() == []
+        assert record.submitted_at == pytest.approx(waiting[-1].at), "it may be declared anew"
+        for message in waiting:
+            await (await rig.tasks()).delete(message.sequence)
 
 
 @on_both_buses

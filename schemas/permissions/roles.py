@@ -409,7 +409,7 @@ def _coordinator(names: Names) -> Permissions:
 def _observer(names: Names) -> Permissions:
     ns = names.namespace
     gangs = (GangOperation.GET, GangOperation.LIST, GangOperation.WHY)
-    queues = [operation for operation in QueueOperation if operation is not QueueOperation.CANCEL]
+    queues = (QueueOperation.GET, QueueOperation.STATS, QueueOperation.WHY, QueueOperation.WAIT, QueueOperation.LIST)
     buckets = (names.ledger_bucket, names.results_bucket, names.routes_bucket)
     streams = (*_streams(names), names.audit_stream, names.history_stream)
     discovery = ("$SRV.PING", "$SRV.INFO", "$SRV.STATS")

@@ -6,7 +6,6 @@ never from dispatchers.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -449,7 +448,8 @@ class JobWatch:
         first, self._raw[id] = self._raw.get(id), message.sequence
         if first is None or not self._troubles.forgetful:
             return
-        request = str(json.loads(message.data)["request"])
+        number = int(id.removeprefix("raw-"))  # its body may be malformed
+        request = next(each.step.request for each in self.models.values() if each.step.number == number)
         model = self.models[request]
         if model.job is None or model.job == str(first):
             model.job = str(first)

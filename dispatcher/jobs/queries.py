@@ -403,9 +403,9 @@ class JobQueries:
                     return False  # its time came and it has ended
             except NotPermitted:
                 pass  # the purge reports what is missing
-        elif info.cron is not None:
-            await self._cancel_declarations(ref, schedule, (info.endpoint, info.method))
         came = await self._cancel_submission(ref, schedule)
+        if info.cron is not None and not came:
+            await self._cancel_declarations(ref, schedule, (info.endpoint, info.method))
         if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)) or came:
             await self._stop_started(ref, timeout_s)
         return True

@@ -437,6 +437,19 @@ class JobWatch:
         elif stream == self._names.tasks_stream:
             self.crons.on_stored(message)
             self._published(message)
+            self._replayed(message)
+        elif stream == self._names.dead_stream and (model := self._of_job(message)) is not None:
+            model.buried = _attempts(message)
+
+    def _of_job(self, message: StreamMessage) -> JobModel | None:
+        job = (message.headers or {}).get("Gangline-Job")
+        return next((each for each in self.models.values() if each.job == job), None) if job else None
+
+    def _replayed(self, message: StreamMessage) -> None:
+        """A dead letter may be sent anew before the record of that death is stored, which then never is."""
+        model, attempts = self._of_job(message), _attempts(message)
+        if model is not None and model.replaying and model.attempts_before < attempts == model.buried:
+            model.revived_at, model.attempts_before = self._clock(), attempts
 
     def _published(self, message: StreamMessage) -> None:
         """A message that only its `Nats-Msg-Id` names is two tasks if the first had left the stream when the server
@@ -490,3 +503,7 @@ class JobWatch:
 
     def _fail(self, law: str, text: str) -> None:
         self._checker.fail(law, text)
+
+
+def _attempts(message: StreamMessage) -> int:
+    return int((message.headers or {}).get("Gangline-Attempts", 0))

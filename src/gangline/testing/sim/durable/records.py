@@ -55,6 +55,8 @@ class JobModel:
     """When the record of its last death was removed."""
     attempts_before: int = 0
     """... and how many attempts that record counted."""
+    buried: int = 0
+    """How many attempts its last dead letter counts."""
 
     @property
     def most_attempts(self) -> int:

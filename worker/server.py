@@ -250,11 +250,13 @@ class WorkerServer:
             self.take(message)
 
     def fence(self) -> None:
-        """Another process has the id: void all leases and start nothing more. Running tasks continue."""
+        """Another process has the id: void all leases, stop all members of gangs, and start nothing more. Other running
+        tasks continue."""
         self._held.clear()
         self.core.fence(self._loop.time())
         self.driver.after()
         self.driver.record("fence")
+        self.gangs.end_all("another process has the worker's id")
 
     def new_epoch(self, why: str, after: int = 0) -> None:
         """Void all leases and refuse all requests sent before. Running tasks continue.

@@ -432,6 +432,11 @@ class GangServer:
         self._begin_stop(self._gangs.stop(member, reason, member.form.grace_s, now))
         self._driver.after()
 
+    def end_all(self, reason: str) -> None:
+        """Every generation with a seat here is over, and no teardown will arrive."""
+        for member in list(self._gangs.members.values()):
+            self._end(member, reason, alone=False)
+
     def _begin_stop(self, leaving: LeavingMember) -> None:
         self._began[leaving] = self._loop.time()
         self.metrics.event("torn_down")

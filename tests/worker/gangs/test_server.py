@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gangline.schemas.errors.base import WorkerIdTaken
 from gangline.schemas.names import public_id
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
@@ -386,6 +387,21 @@ async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(
     assert (await leader.teardown())["stopped"]
     assert load_of(rig) == (0, 0)
     assert (await rig.hand.answer(1))[2] == "task_cancelled"
+
+
+@on_rig()
+async def test_members_stop_when_another_process_has_the_workers_id(rig: Rig):
+    """The teardown of their generation goes to that process, too, and this one does not hear it any more."""
+    leader = await Leader(rig).listen()
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "wait", token=seat.token))
+    await rig.hand.quiet()
+    rig.worker._on_lost("another")
+    answer = await rig.hand.answer(1)
+    assert answer[2] == "task_cancelled" and "another process has the worker's id" in answer[3]
+    assert load_of(rig) == (0, 0)
+    with pytest.raises(WorkerIdTaken):
+        await rig.worker.wait_closed()
 
 
 @on_rig(drain_grace_s=5.0)

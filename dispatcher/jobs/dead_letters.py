@@ -15,6 +15,7 @@ from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.errors.base import InvalidRequest, JobError, UnknownJob
 from ...schemas.messages.jobs import title_of
+from ...schemas.messages.submission import OF_DEAD_LETTERS
 from ...schemas.names import check_job, check_name
 from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration
@@ -30,19 +31,7 @@ ENDING_LOOKS: Final = 20
 ENDING_LOOK_S: Final = 1.0
 """How often a dispatcher is asked whether the end of a dead task is stored, and the timeout of each request."""
 
-_DROPPED: Final = frozenset(
-    name.lower()
-    for name in (
-        headers.DEAD_REASON,
-        headers.DEAD_ERROR,
-        headers.DEAD_AT,
-        headers.DEAD_TRIES,
-        headers.DEAD_OBJECT,
-        headers.SUBJECT,
-        headers.FIRST,
-        headers.DELAY,
-    )
-)
+_DROPPED: Final = OF_DEAD_LETTERS | {headers.FIRST.lower(), headers.DELAY.lower()}
 """Headers of a letter that its replayed task does not get; it does not wait for its scheduled time again either."""
 
 

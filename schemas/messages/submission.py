@@ -280,12 +280,9 @@ _HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
     )
 }
 """By lower-case name: the field, the name in its usual spelling, and the parser."""
-_SILENT: Final = frozenset(
+OF_DEAD_LETTERS: Final = frozenset(
     name.lower()
     for name in (
-        headers.FIRST,
-        headers.SCHEDULE_NAME,
-        headers.PAUSED,
         headers.SUBJECT,
         headers.DEAD_REASON,
         headers.DEAD_ERROR,
@@ -294,6 +291,8 @@ _SILENT: Final = frozenset(
         headers.DEAD_OBJECT,
     )
 )
+"""Headers, in lower case, that a dead letter has and its task has not."""
+_SILENT: Final = OF_DEAD_LETTERS | {name.lower() for name in (headers.FIRST, headers.SCHEDULE_NAME, headers.PAUSED)}
 """Headers of Gangline's, in lower case, that other readers read: of schedules and of dead letters."""
 
 

@@ -166,7 +166,8 @@ class JobQueries:
         """
         ref = await self.own(ref)
         if (record := await self.record(ref)) is not None:
-            return info_of_record(record)
+            again = await self._declared_after(ref, record)
+            return info_of_record(record) if again is None else info_of_task(ref, again, self._names)
         told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
         if told is not None:
             return told
@@ -199,7 +200,7 @@ class JobQueries:
             return False
         if (schedule := await self._schedule(ref)) is not None:
             return await self._unschedule(ref, schedule, timeout_s)
-        if record is not None:
+        if record is not None and await self._declared_after(ref, record) is None:
             return False
         reply, held = await self._asked(ref, QueueOperation.CANCEL, CancelReply, timeout_s)
         if reply is not None:
@@ -207,7 +208,7 @@ class JobQueries:
             if unsure and (schedule := await self._schedule(ref)) is not None:  # stored meanwhile
                 return await self._unschedule(ref, schedule, timeout_s)
             return reply.cancelled
-        found = (await self._find(ref)).message
+        found = (await self._find(ref, record)).message
         if found is None:
             if (schedule := await self._schedule(ref)) is not None:
                 return await self._unschedule(ref, schedule, timeout_s)
@@ -411,14 +412,17 @@ class JobQueries:
         return True
 
     async def _cancel_declarations(self, ref: JobRef, schedule: StreamMessage, target: tuple[str, str]) -> None:
-        """Cancel what came into the queue after the schedule was stored: see `covers`."""
+        """Cancel what came into the queue after the schedule was stored: see `ResultRecord.covers`."""
         newest = await (await self.streams.tasks(make=False)).last(self._names.tasks_of(target[0]))
         if newest is None or newest.at < schedule.at:
             return
-        before = await (await self.streams.results(make=False)).get(self._names.result_key(ref.id))
         with contextlib.suppress(Conflict, NotPermitted):  # the purge reports what is missing
-            revision = 0 if before is None else before.revision
-            await self._write_cancelled(ref, target, newest.at, UNHELD_TTL_S, revision=revision)
+            await self._write_cancelled(ref, target, newest.at, UNHELD_TTL_S, await self._revision(ref))
+
+    async def _revision(self, ref: JobRef) -> int:
+        """That of the job's record; 0: it has none."""
+        record = await (await self.streams.results(make=False)).get(self._names.result_key(ref.id))
+        return 0 if record is None else record.revision
 
     async def _cancel_submission(self, ref: JobRef, schedule: StreamMessage) -> bool:
         """Cancel the message that a schedule was made from, if it is still there: its dispatcher, or the next owner of
@@ -441,8 +445,15 @@ class JobQueries:
             with contextlib.suppress(GanglineError):
                 await self.ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
 
-    async def _find(self, ref: JobRef) -> SearchResult:
-        return await find(await self.streams.tasks(make=False), self._names, ref)
+    async def _find(self, ref: JobRef, ended: ResultRecord | None = None) -> SearchResult:
+        return await find(await self.streams.tasks(make=False), self._names, ref, ended)
+
+    async def _declared_after(self, ref: JobRef, record: ResultRecord) -> StreamMessage | None:
+        """The message that declares a recurring schedule anew after its cancellation, and waits in the queue."""
+        if record.state is not JobState.CANCELLED:
+            return None
+        found = (await self._find(ref, record)).message
+        return found if found is not None and header_of(found.headers or {}, headers.CRON) is not None else None
 
     async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
         """Cancel a task that no dispatcher has fetched. The record is written first: a dispatcher that fetches and
@@ -454,12 +465,14 @@ class JobQueries:
                 case: only dispatchers may remove its copy from the stream of schedules, see DueCopyRemover.
         """
         target, tasks, at = target_of(found, self._names), await self.streams.tasks(make=False), found.at
+        revision = 0
         if header_of(found.headers or {}, headers.CRON) is not None:
-            # A later message of this id, such as a repetition, is cancelled as well: see `covers`.
+            # A later message of this id, such as a repetition, is cancelled as well: see `ResultRecord.covers`.
             newest = await tasks.last(found.subject)
             at = at if newest is None else newest.at
+            revision = await self._revision(ref)
         try:
-            await self._write_cancelled(ref, target, at, RESULT_TTL_S if held else UNHELD_TTL_S)
+            await self._write_cancelled(ref, target, at, RESULT_TTL_S if held else UNHELD_TTL_S, revision)
         except Conflict:
             return False  # it ended just now
         if held and headers.copied_from(found.headers, self._names.schedules_stream) is None:

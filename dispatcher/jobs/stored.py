@@ -28,8 +28,6 @@ DUE_KEPT: Final = "24h"
 has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
 UNREAD: Final = "no dispatcher has read that far down the queue yet"
 """The `reason` of a queued job."""
-_SAME_S: Final = 0.001
-"""Tolerance: the time at which a message was stored is rounded in some places."""
 CHAINS: Final = 16
 """Parts of the stream that are searched concurrently."""
 
@@ -179,21 +177,21 @@ def begins_with(id: str, text: str) -> bool:
     return any(each.startswith(text) or each.rpartition(".")[2].startswith(text) for each in (id, short_job(id)))
 
 
-async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
-    """The job's task in the stream."""
+async def find(tasks: Stream, names: Names, ref: JobRef, ended: ResultRecord | None = None) -> SearchResult:
+    """The job's task in the stream; if the job has ended, one that was stored after that: see `ResultRecord.covers`."""
     prefix, since = names.tasks[:-1], 1
     sequence = ref.sequence if not ref.scheduled else None
     if sequence is None and ref.id.isdecimal():
         sequence = int(ref.id)
     if sequence is not None:
         message = await tasks.get(sequence)
-        if message is not None and _is_job(message, ref.id, prefix):
+        if message is not None and _is_job(message, ref.id, prefix, ended):
             return SearchResult(message)
         if not ref.result_kept:
             return SearchResult(None)  # it has ended
         since = sequence + 1  # it may have been dead and replayed
     pattern = names.tasks if ref.endpoint is None else names.tasks_of(ref.endpoint)
-    return await _search(tasks, pattern, ref, prefix, since)
+    return await _search(tasks, pattern, ref, prefix, since, ended)
 
 
 async def submission_of(tasks: Stream, schedule: StreamMessage) -> StreamMessage | None:
@@ -211,11 +209,6 @@ async def submission_of(tasks: Stream, schedule: StreamMessage) -> StreamMessage
 def schedule_id(message: StreamMessage) -> str:
     """`Nats-Msg-Id` of the schedule that is made from a message in the stream of tasks."""
     return f"sched-{message.sequence}-{round(message.at * 1000)}"
-
-
-def covers(record: ResultRecord, message: StreamMessage) -> bool:
-    """Whether the record tells the end of this message, and not only that of an earlier one of the same id."""
-    return record.submitted_at > message.at - _SAME_S
 
 
 async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:
@@ -240,7 +233,9 @@ async def messages_of(stream: Stream, pattern: str, first: int, last: int) -> As
         sequence = message.sequence + 1
 
 
-async def _search(stream: Stream, pattern: str, ref: JobRef, prefix: str, since: int = 1) -> SearchResult:
+async def _search(
+    stream: Stream, pattern: str, ref: JobRef, prefix: str, since: int = 1, ended: ResultRecord | None = None
+) -> SearchResult:
     state = await stream.state(pattern)
     count = sum(state.subjects.values())
     if not count:
@@ -255,7 +250,7 @@ async def _search(stream: Stream, pattern: str, ref: JobRef, prefix: str, since:
             message = await stream.next(pattern, place)
             if message is None or message.sequence > end:
                 return
-            if _is_job(message, ref.id, prefix):
+            if _is_job(message, ref.id, prefix, ended):
                 found = message
             place = message.sequence + 1
 
@@ -345,8 +340,10 @@ def split_subject(subject: str, prefix: str) -> tuple[str, str]:
     return endpoint, method
 
 
-def _is_job(message: StreamMessage, job: str, prefix: str) -> bool:
-    return message.subject.startswith(prefix) and job_of(message, prefix) == job
+def _is_job(message: StreamMessage, job: str, prefix: str, ended: ResultRecord | None) -> bool:
+    if not message.subject.startswith(prefix) or job_of(message, prefix) != job:
+        return False
+    return ended is None or not ended.covers(message.at)
 
 
 def job_of(message: StreamMessage, prefix: str) -> str:

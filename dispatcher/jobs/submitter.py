@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import NotPermitted, Publication, StorageUnavailable, Stream, StreamMessage
 from ...runtime.clock import Environment
@@ -19,6 +19,7 @@ from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, job_of_tenant, short_job, split_target, split_tenant
+from ...schemas.records.jobs import JobState, ResultRecord
 from ...schemas.schedules import check_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
@@ -471,7 +472,7 @@ class Submitter:
         try:
             found = await stream.get(sequence)
             if found is not None:
-                return await self._same(message, found)
+                return await self._same(message, found) and not await self._is_cancelled(message, found)
             if message.scheduled:
                 # Perhaps its dispatcher has returned it to the server until its time.
                 schedules = await self._streams.schedules()
@@ -492,6 +493,18 @@ class Submitter:
         # Another tenant may use our id, too. If the server does not say who we are, the arguments tell.
         ours = await self._streams.tenant()
         return tenant == ours if ours else found.data == message.data
+
+    async def _is_cancelled(self, message: TaskMessage, found: StreamMessage) -> bool:
+        """Whether `found` declares a recurring schedule that was cancelled before a dispatcher had seen it."""
+        if not message.repeats:
+            return False
+        results = await self._streams.results(make=False)
+        entry = await results.get(self._streams.names.result_key(message.job))
+        try:
+            record = None if entry is None else ResultRecord.model_validate_json(entry.value)
+        except ValidationError:
+            return False
+        return record is not None and record.state is JobState.CANCELLED and record.covers(found.at)
 
     async def _ended(self, message: TaskMessage) -> bool:
         """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key. Earlier

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .workers import Record
 
+_SAME_S: Final = 0.001
+"""Tolerance: the time at which a message was stored is rounded in some places."""
+
 
 class JobState(StrEnum):
     """State of a job. The last three are final, and only they occur in a ResultRecord."""
@@ -116,6 +119,10 @@ class ResultRecord(Record):
     key: str | None = None
     schedule: str | None = None
     """The schedule that it is a run of."""
+
+    def covers(self, stored_at: float) -> bool:
+        """Whether it tells the end of a message stored at that Unix time, and not only of an earlier one of its id."""
+        return self.submitted_at > stored_at - _SAME_S
 
 
 class TryRecord(Record):

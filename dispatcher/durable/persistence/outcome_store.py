@@ -26,7 +26,6 @@ from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, until_answered, until_taken
-from ...jobs.stored import covers
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
@@ -428,7 +427,7 @@ class OutcomeStore:
         found = await self._entry(entry.submission.job)
         if found is None or not _is_cancelled(record := records.parse_result(found)):
             return
-        if covers(record, entry.message):
+        if record.covers(entry.message.at):
             await (await self._streams.schedules()).purge(subject)
         elif entry.submission.cron is not None:
             with contextlib.suppress(Conflict):
@@ -438,7 +437,7 @@ class OutcomeStore:
         """Whether a client has cancelled it as a task."""
         assert entry.submission is not None
         record = await self._record(entry.submission.job)
-        return _is_cancelled(record) and covers(record, entry.message)
+        return _is_cancelled(record) and record.covers(entry.message.at)
 
     def __repr__(self) -> str:
         return f"OutcomeStore({self.writer!r}, under way={len(self._background)})"

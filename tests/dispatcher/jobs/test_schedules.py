@@ -235,6 +235,24 @@ async def test_a_schedule_is_deleted_paused_or_not() -> None:
             await client.delete_schedule("two")
 
 
+async def test_a_schedule_declared_again_after_its_cancellation_stands_until_it_is_cancelled_again() -> None:
+    scene = Scene()
+    running = cluster(scene.pool)
+    async with running as client:
+        every = client.options(cron="@every 10s", idempotency_key="ticks")
+        for value in ("the same", "the same", "another"):  # and no dispatcher has seen any of them
+            job = await every.submit("images.echo", value)
+            assert (await job.status()).state is JobState.SCHEDULED
+            await asyncio.sleep(1)
+            assert await job.cancel()
+            assert not await job.cancel()
+            assert (await job.status()).state is JobState.CANCELLED
+            await asyncio.sleep(1)
+        await running.add_dispatcher()
+        await asyncio.sleep(15)
+        assert (scene.ran, await client.schedules()) == ([], [])
+
+
 async def test_a_paused_schedule_can_be_cancelled_as_a_job() -> None:
     async with Scene().client() as client:
         job = await client.options(cron="@hourly", idempotency_key="x").submit("images.echo", 1)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Publication, Published, StorageUnavailable
-from gangline.dispatcher.jobs.stored import covers
 from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import (
     ClosedError,
@@ -244,7 +243,7 @@ async def test_a_cancellation_counts_for_all_that_declared_the_schedule_before_i
         assert entry is not None
         record = ResultRecord.model_validate_json(entry.value)
         waiting = await rig.stored()
-        assert waiting and all(covers(record, message) for message in waiting)
+        assert waiting and all(record.covers(message.at) for message in waiting)
         assert await rig.client.schedules() == []
         assert record.submitted_at == pytest.approx(waiting[-1].at), "it may be declared anew"
         for message in waiting:

@@ -39,11 +39,13 @@ from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import Names
 from ...schemas.text import parse_yes_no, plain
 from ...schemas.wire import codec, headers
-from ...schemas.wire.codec import Format
+from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...schemas.wire.frames import AnswerOp, TaskFlag
+from ...schemas.wire.own_headers import OF_CALLS, OWN
 from ...telemetry.logs import logger_for
 from ..calls.call import Call, CallOptions
 from ..calls.fast_path import PlainFlight
+from ..calls.unknown_headers import warn_of_unknown_headers
 from ..jobs.storage import TaskStorage
 from ..router.router import Router
 from ..routing.policy import Policy
@@ -62,6 +64,8 @@ class PlainRequest(NamedTuple):
     """`traceparent` of the caller."""
     most: int = 0
     """The call is streamed, with at most so many items in one answer; 0: it is not."""
+    unknown_headers: tuple[str, ...] = ()
+    """Names of headers of Gangline's that mean nothing on a call: misspelt, or of a later version."""
 
     @classmethod
     def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainRequest:
@@ -81,7 +85,10 @@ class PlainRequest(NamedTuple):
             if key is None and model is None and idempotent is None
             else CallOptions(timeout_s=timeout_s, key=key, model=model, idempotent=idempotent)
         )
-        return cls(args, kwargs, options, fields.get(headers.TRACEPARENT), items_per_answer(fields.get(_STREAM)))
+        unknown = () if fields.keys() <= _KNOWN else tuple(filter(_is_unknown, given))
+        return cls(
+            args, kwargs, options, fields.get(headers.TRACEPARENT), items_per_answer(fields.get(_STREAM)), unknown
+        )
 
 
 _TIMEOUT: Final = headers.TIMEOUT.lower()
@@ -90,6 +97,11 @@ _MODEL: Final = headers.MODEL.lower()
 _IDEMPOTENT: Final = headers.IDEMPOTENT.lower()
 _STREAM: Final = headers.STREAM.lower()
 _ARGUMENTS: Final = headers.ARGUMENTS.lower()
+_KNOWN: Final = {name.lower() for name in (CONTENT_TYPE, *OF_CALLS, headers.TRACEPARENT, headers.REQUEST_INFO)}
+
+
+def _is_unknown(name: str) -> bool:
+    return (lower := name.lower()).startswith(OWN) and lower not in _KNOWN
 
 
 def _arguments(body: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -284,6 +296,8 @@ class Gateway(Service[GatewayState]):
         """The same by tenant. The entry of Gangline's own account is kept even if there are none."""
         self._rested: asyncio.Event | None = None
         """Set when no call is in progress, if somebody waits for that."""
+        self._warned: set[str] = set()
+        """Names of unknown headers that a warning was logged about."""
         self._targets: dict[str, str] = {}
         """By subject. Limited in number."""
         self._requests = 0
@@ -393,6 +407,18 @@ class Gateway(Service[GatewayState]):
                 self._targets[subject] = target
         return target
 
+    def _warn(self, target: str, unknown: tuple[str, ...]) -> None:
+        warn_of_unknown_headers(
+            _log,
+            self._warned,
+            unknown,
+            OF_CALLS,
+            of=f"a call of {target}",
+            kind="call",
+            action="call.unknown_header",
+            target=target,
+        )
+
     def _failed(self, call: GatewayCall, error: Exception) -> None:
         told = call.fail(error)
         self._errors += 1
@@ -485,7 +511,9 @@ class GatewayCall(Responder):
             self._target = gateway._target(self.subject)
             body = self.body(large=True)
             self._request = PlainRequest.parse(body, self._message.headers, gateway.settings.default_timeout_s)
-            args, kwargs, options, parent, most = self._request
+            args, kwargs, options, parent, most, unknown = self._request
+            if unknown:
+                gateway._warn(self._target, unknown)
             if most:
                 gateway._slow.start(self._stream())
                 return
@@ -551,7 +579,7 @@ class GatewayCall(Responder):
             self._gateway._ended(self)
 
     async def _stream(self) -> None:
-        gateway, (args, kwargs, options, parent, most) = self._gateway, self._request
+        gateway, (args, kwargs, options, parent, most, _) = self._gateway, self._request
         items = gateway.router.stream(
             self._target, args, kwargs, options=options, parent=parent, flags=self._flags, tenant=self.tenant
         )

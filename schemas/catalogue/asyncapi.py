@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from ..wire import headers
 from .catalogue import ARGUMENTS, FRAMES, PUBLISHED, RESULT, Body, Channel, catalogue
 
 _REF = "#/components/schemas/"
@@ -163,10 +164,7 @@ def _messages(channels: tuple[Channel, ...], named: Named) -> dict[str, Any]:
         if channel.body is not None:
             shown["payload"] = _reference(channel.body, named)
         if channel.headers:
-            shown["headers"] = {
-                "type": "object",
-                "properties": {header: {"type": "string"} for header in channel.headers},
-            }
+            shown["headers"] = _headers(channel.headers)
         if FRAMES in (channel.body, channel.reply):
             shown["contentType"] = "application/msgpack"
         found[channel.name] = shown
@@ -175,5 +173,11 @@ def _messages(channels: tuple[Channel, ...], named: Named) -> dict[str, Any]:
             payload = (
                 {"anyOf": [_reference(channel.reply, named), *failed]} if failed else _reference(channel.reply, named)
             )
-            found[f"{channel.name}_reply"] = {"name": f"{channel.name}_reply", "payload": payload}
+            answer = found[f"{channel.name}_reply"] = {"name": f"{channel.name}_reply", "payload": payload}
+            if answered := (*channel.reply_headers, *((headers.ERROR, headers.ERROR_CODE) if failed else ())):
+                answer["headers"] = _headers(answered)
     return found
+
+
+def _headers(names: tuple[str, ...]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}

@@ -13,10 +13,13 @@ from pydantic import BaseModel
 from ..messages import gangs as gang_messages
 from ..messages import jobs as job_messages
 from ..messages import operations as messages
+from ..messages.submission import OF_TASKS
 from ..names import MARK, DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
 from ..records import gangs, jobs, routes
 from ..records import workers as records
 from ..wire import headers
+from ..wire.codec import CONTENT_TYPE
+from ..wire.own_headers import OF_CALLS
 
 ARGUMENTS: Final = "arguments"
 """A body with the arguments of a task: an object with keyword arguments, an array of positional ones, or nothing."""
@@ -43,6 +46,8 @@ class Channel:
     """None: there is no answer."""
     headers: tuple[str, ...] = ()
     """Headers that a request may have."""
+    reply_headers: tuple[str, ...] = ()
+    """Headers of an answer, apart from those of errors."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,36 +58,8 @@ class Channel:
 # Sample values: valid names that can be found again in what Names builds from them.
 _NAMES: Final = Names("ns0")
 _WORKER: Final = WorkerId("POOL0", "WORKER0")
-CALL_HEADERS: Final = (
-    "Content-Type",
-    headers.TIMEOUT,
-    headers.KEY,
-    headers.MODEL,
-    headers.IDEMPOTENT,
-    headers.ARGUMENTS,
-    headers.STREAM,
-    headers.TRACEPARENT,
-)
-TASK_HEADERS: Final = (
-    "Content-Type",
-    headers.MESSAGE_ID,
-    headers.JOB,
-    headers.FIRST,
-    headers.PRIORITY,
-    headers.KEY,
-    headers.ORDERED,
-    headers.MODEL,
-    headers.POOL,
-    headers.DEADLINE,
-    headers.TIMEOUT,
-    headers.DELAY,
-    headers.CRON,
-    headers.MAX_ATTEMPTS,
-    headers.BACKOFF,
-    headers.RESULT_TTL,
-    headers.EVENTS,
-    headers.TRACEPARENT,
-)
+CALL_HEADERS: Final = (CONTENT_TYPE, *OF_CALLS, headers.TRACEPARENT)
+TASK_HEADERS: Final = (CONTENT_TYPE, headers.MESSAGE_ID, *OF_TASKS, headers.TRACEPARENT)
 
 
 def _address(built: str) -> str:
@@ -150,6 +127,7 @@ def _tasks() -> list[Channel]:
             body=ARGUMENTS,
             reply=RESULT,
             headers=CALL_HEADERS,
+            reply_headers=(headers.WORKER,),
         ),
         Channel(
             name="stream",
@@ -157,7 +135,7 @@ def _tasks() -> list[Channel]:
             about="The next items of a streamed call.",
             body=messages.ItemsRequest,
             reply=messages.ItemsReply,
-            headers=("Content-Type",),
+            headers=(CONTENT_TYPE,),
         ),
         Channel(
             name="task",
@@ -179,7 +157,24 @@ def _tasks() -> list[Channel]:
                 headers.DEAD_ERROR,
                 headers.DEAD_TRIES,
                 headers.DEAD_AT,
+                headers.DEAD_OBJECT,
                 headers.ATTEMPTS,
+                headers.SCHEDULE_JOB,
+            ),
+        ),
+        Channel(
+            name="schedule",
+            address=_address(names.schedule("JOB0")),
+            about="A delayed or recurring task, which the stream of schedules keeps until its time.",
+            body=ARGUMENTS,
+            reply=PUBLISHED,
+            headers=(
+                headers.SCHEDULE,
+                headers.SCHEDULE_TIME_ZONE,
+                headers.SCHEDULE_TARGET,
+                headers.PAUSED,
+                headers.SUBJECT,
+                *TASK_HEADERS,
             ),
         ),
     ]
@@ -209,7 +204,7 @@ def _requests() -> list[Channel]:
 
 def _request(name: str, address: str, body: Body, reply: Body) -> Channel:
     about = _first_line(body) if isinstance(body, type) else f"`{address}`"
-    return Channel(name=name, address=address, about=about, body=body, reply=reply, headers=("Content-Type",))
+    return Channel(name=name, address=address, about=about, body=body, reply=reply, headers=(CONTENT_TYPE,))
 
 
 def _records() -> list[Channel]:

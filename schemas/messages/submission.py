@@ -17,9 +17,10 @@ from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL
 from ..names import Names, check_job, check_name, is_job_of, job_of_tenant
 from ..records.workers import MAX_PRIORITY
 from ..schedules import check_schedule, check_time_zone
-from ..text import nearest_name, parse_duration, parse_yes_no, plain
+from ..text import parse_duration, parse_yes_no, plain
 from ..wire import headers
 from ..wire.codec import CONTENT_TYPE, Format
+from ..wire.own_headers import OWN
 
 MAX_COUNTED: Final = 1_000_000_000
 MAX_KEY_CHARS: Final = 1024
@@ -40,8 +41,6 @@ _COMMON: Final = frozenset(
 """Headers whose meaning depends on nothing else. Most tasks of one producer share them."""
 _UNREAD: Final = (headers.MESSAGE_ID, headers.FIRST)
 """Headers that say nothing about the task itself."""
-_OWN: Final = "gangline-"
-"""The beginning of Gangline's headers, in lower case."""
 _MOST_SHAPES: Final = 1024
 _SHAPE_CHARS: Final = 1024
 """Longer headers are not cached."""
@@ -147,7 +146,7 @@ class Submission(NamedTuple):
         for name, text in given.items():
             known = _HEADERS.get(lower := name.lower())
             if known is None:
-                if lower.startswith(_OWN) and lower not in _SILENT:
+                if lower.startswith(OWN) and lower not in _SILENT:
                     unknown.append(name)
             else:
                 field, right, read = known
@@ -292,13 +291,11 @@ OF_DEAD_LETTERS: Final = frozenset(
     )
 )
 """Headers, in lower case, that a dead letter has and its task has not."""
-_SILENT: Final = OF_DEAD_LETTERS | {name.lower() for name in (headers.FIRST, headers.SCHEDULE_NAME, headers.PAUSED)}
+_READ_ELSEWHERE: Final = (headers.FIRST, headers.SCHEDULE_NAME)
+_SILENT: Final = OF_DEAD_LETTERS | {name.lower() for name in (*_READ_ELSEWHERE, headers.PAUSED)}
 """Headers of Gangline's, in lower case, that other readers read: of schedules and of dead letters."""
-
-
-def nearest_header(name: str) -> str | None:
-    """The header of a submission that was perhaps meant by an unknown one; None: none is near."""
-    # Without the beginning that all have in common: with it, any two would be near.
-    known = {key.removeprefix(_OWN): right for key, (_, right, _) in _HEADERS.items() if key.startswith(_OWN)}
-    near = nearest_name(name.lower().removeprefix(_OWN), known)
-    return None if near is None else known[near]
+OF_TASKS: Final = (
+    *(name for _, name, _ in _HEADERS.values() if name.lower().startswith(OWN)),
+    *_READ_ELSEWHERE,
+)
+"""Those of Gangline's headers that a submission may have."""

@@ -38,11 +38,12 @@ from ....schemas.messages.jobs import (
     QueueStats,
     WorkerJob,
 )
-from ....schemas.messages.submission import Submission, nearest_header
+from ....schemas.messages.submission import OF_TASKS, Submission
 from ....schemas.names import WorkerId, job_of_tenant
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ....schemas.text import count_of
+from ...calls.unknown_headers import warn_of_unknown_headers
 from ...jobs.listing import info_matches, without_details
 from ...jobs.storage import until_answered
 from ..core import events as on
@@ -72,9 +73,6 @@ _HEARD_S: Final = 0.25
 """How long until all servers of a cluster know our subscription."""
 _SWEEP_S: Final = 60.0
 """How often to search for TryRecords without a task."""
-_MOST_WARNED: Final = 100
-"""About how many names of unknown headers a warning is logged."""
-_SHOWN: Final = 80
 _LAST_WORDS_S: Final = 1.0
 """How long `close` waits for writes in progress."""
 
@@ -550,7 +548,16 @@ class QueueRunner:
             )
             return
         if read[0].unknown_headers:
-            self._warn(read[0])
+            warn_of_unknown_headers(
+                self._log,
+                self._warned,
+                read[0].unknown_headers,
+                OF_TASKS,
+                of=f"job {read[0].job}",
+                kind="submitted task",
+                action="submission.unknown_header",
+                job=read[0].job,
+            )
         entry = self.entries[seq] = QueuedMessage(message, read[0])
         if len(message.data) <= _SMALL:
             entry.arguments = read[1]
@@ -580,21 +587,6 @@ class QueueRunner:
             )
         )
         self._work_soon()
-
-    def _warn(self, submission: Submission) -> None:
-        """Of headers that are perhaps misspelt: once of each name, since all tasks of one producer have it."""
-        for name in (each[:_SHOWN] for each in submission.unknown_headers):
-            if name in self._warned or len(self._warned) >= _MOST_WARNED:
-                continue
-            self._warned.add(name)
-            near = nearest_header(name)
-            self._log.warning(
-                "job %s has a header %r, which means nothing on a submitted task and is ignored%s",
-                submission.job,
-                name,
-                f": did you mean {near!r}?" if near else "",
-                extra={"action": "submission.unknown_header", "job": submission.job, "header": name},
-            )
 
     def _try_of(self, entry: QueuedMessage) -> TryRecord | None:
         """Its failed attempts; perhaps under its id in earlier versions."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +25,20 @@ async def gateway(rig: Rig, **settings: Any) -> AsyncIterator[Gateway]:
     made = Gateway(rig.hub.connect("gateway"), names=rig.names, settings=GatewaySettings(**settings))
     async with made:
         yield made
+
+
+@contextmanager
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What the gateway logs."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("gangline.gateway")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
 
 
 async def ask(rig: Rig, subject: str, body: bytes = b"", fields: dict[str, str] | None = None) -> Message:
@@ -58,6 +72,22 @@ async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
     assert (answer.headers or {})["Content-Type"] == "application/msgpack"
     [task] = worker.heard_of(RequestOp.TASK)
     assert task[3] == [b"\x00\xff"] and task[8] == 0
+
+
+@on_rig()
+async def test_a_header_that_is_perhaps_misspelt_is_warned_of_once(rig: Rig) -> None:
+    await rig.worker()
+    with logged() as records:
+        async with gateway(rig):
+            for _ in range(3):
+                answer = await ask(rig, "images.echo", b"[1]", {"Gangline-Timout": "9", "Gangline-Delay": "5m"})
+                assert json.loads(answer.data) == ["w1", "echo"]
+    told = sorted(each.getMessage() for each in records if "means nothing" in each.getMessage())
+    assert len(told) == 2 and "'Gangline-Delay'" in told[0] and told[0].endswith("is ignored")
+    assert told[1] == (
+        "a call of images.echo has a header 'Gangline-Timout', which means nothing on a call and is ignored: "
+        "did you mean 'Gangline-Timeout'?"
+    )
 
 
 @on_rig()
@@ -154,19 +184,12 @@ async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(
     rig: Rig,
 ) -> None:
     worker = await rig.worker()
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("gangline.gateway")
-    logger.addHandler(handler)
-    try:
+    with logged() as records:
         async with gateway(rig):
             rig.bus.publish("test.call.images.echo", b"[1]")
             await worker.hears(RequestOp.TASK)
             rig.bus.publish("test.call.images.nope", b"")
             await turns(50)
-    finally:
-        logger.removeHandler(handler)
     assert any(getattr(record, "action", "") == "gateway.unheard_error" for record in records)
 
 

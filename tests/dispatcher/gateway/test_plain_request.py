@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from gangline.dispatcher.gateway.gateway import PlainRequest
+from gangline.schemas.catalogue.catalogue import CALL_HEADERS
 from gangline.schemas.errors.base import InvalidRequest
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
@@ -65,6 +66,26 @@ def test_headers_are_options_in_any_case() -> None:
     options = call.options
     assert (options.timeout_s, options.key, options.model, options.idempotent) == (2.5, "u7", "m", True)
     assert call.parent == "00-1-2-01"
+
+
+def understood(given: dict[str, str]) -> PlainRequest | str:
+    try:
+        return PlainRequest.parse([], given, 30.0)._replace(unknown_headers=())
+    except InvalidRequest as error:
+        return error.message
+
+
+@pytest.mark.parametrize("name", [text for text in vars(headers).values() if str(text).startswith("Gangline-")])
+def test_exactly_the_headers_that_are_read_are_documented_and_any_other_is_unknown(name: str) -> None:
+    has_a_meaning = understood({name: "true"}) != understood({})
+    assert has_a_meaning == (name in CALL_HEADERS)
+    if not has_a_meaning:
+        assert PlainRequest.parse([], {name.upper(): "true"}, 30.0).unknown_headers == (name.upper(),)
+
+
+def test_headers_of_others_are_not_ours_to_judge() -> None:
+    given = {"X-Gangline-Key": "1", "tracestate": "a=b", "Content-Type": "application/json", "Nats-Request-Info": "{}"}
+    assert PlainRequest.parse([], given, 30.0).unknown_headers == ()
 
 
 @pytest.mark.parametrize("bad", ["", "0", "-1", "soon", "nan", "inf", "1e99"])

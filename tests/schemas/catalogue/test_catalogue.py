@@ -6,6 +6,7 @@ import re
 from gangline.schemas.catalogue import asyncapi
 from gangline.schemas.catalogue.catalogue import catalogue
 from gangline.schemas.names import GangOperation, Names, Operation, QueueOperation, WorkerId
+from gangline.schemas.wire import headers
 
 
 def _filled(address: str) -> str:
@@ -41,6 +42,13 @@ def test_every_reference_of_the_document_leads_somewhere():
         place = document
         for part in reference.split("/"):
             place = place[part]
+
+
+def test_every_header_that_gangline_reads_or_writes_is_in_the_document():
+    messages = asyncapi.document("1.2.3")["components"]["messages"].values()
+    documented = {name for message in messages for name in message.get("headers", {}).get("properties", {})}
+    known = {text for name, text in vars(headers).items() if name.isupper() and str(text).startswith("Gangline-")}
+    assert known - documented == set()
 
 
 def test_every_placeholder_is_described():

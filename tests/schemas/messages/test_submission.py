@@ -1,11 +1,12 @@
-"""Headers of submitted tasks that mean nothing are kept, so that somebody can be told."""
+"""Headers of submitted tasks: those that mean something are documented, and names of others are kept for a warning."""
 
 from __future__ import annotations
 
 import pytest
 
 from gangline.schemas.catalogue.catalogue import TASK_HEADERS
-from gangline.schemas.messages.submission import Submission, nearest_header
+from gangline.schemas.errors.base import InvalidRequest
+from gangline.schemas.messages.submission import OF_TASKS, Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 
@@ -32,9 +33,8 @@ def test_other_headers_are_not_ours_to_judge() -> None:
 
 @pytest.mark.parametrize("spelt", [str, str.lower, str.upper])
 def test_no_header_that_somebody_reads_is_unknown(spelt) -> None:
-    schedules = (headers.SCHEDULE_NAME, headers.PAUSED, headers.IDEMPOTENT, headers.TIME_ZONE)
     letters = {text for name, text in vars(headers).items() if name.startswith("DEAD_")} | {headers.SUBJECT}
-    for name in (*TASK_HEADERS, *schedules, *letters):
+    for name in (*TASK_HEADERS, headers.PAUSED, *letters):
         task = NAMES.task("images", "thumbnail")
         for text in ("1", "images.x", "UTC", "@hourly", "true"):
             try:
@@ -44,7 +44,18 @@ def test_no_header_that_somebody_reads_is_unknown(spelt) -> None:
             assert read.unknown_headers == ()
 
 
-def test_the_nearest_header_is_found_by_what_it_does_not_share_with_all_others() -> None:
-    assert nearest_header("gangline-prio") == headers.PRIORITY
-    assert nearest_header("Gangline-Timout") == headers.TIMEOUT
-    assert nearest_header("Gangline-Colour") is None
+def parsed(given: dict[str, str]) -> Submission | str:
+    try:
+        task = NAMES.task("images", "thumbnail")
+        read = Submission.parse(NAMES, task, {headers.KEY: "u"} | given, sequence=7, published_at=1.0)
+    except InvalidRequest as error:
+        return str(error)
+    return read._replace(unknown_headers=())
+
+
+@pytest.mark.parametrize("name", [text for text in vars(headers).values() if str(text).startswith("Gangline-")])
+def test_exactly_the_headers_that_are_read_are_documented(name: str) -> None:
+    read_elsewhere = (headers.FIRST, headers.SCHEDULE_NAME)
+    has_a_meaning = any(parsed({name: text}) != parsed({}) for text in ("images.x", "7", "true"))
+    assert has_a_meaning == (name in OF_TASKS and name not in read_elsewhere)
+    assert (name in OF_TASKS) == (name in TASK_HEADERS)

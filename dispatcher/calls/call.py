@@ -259,8 +259,10 @@ class CallOptions:
         key = given.get("key")
         if key is not None and len(given) == 1:
             # Often made for each call: a tenth of the time, and nothing else has to be checked again.
+            values = self.__dict__.copy()
+            values["key"], values["plain"] = key, False
             copy = object.__new__(CallOptions)
-            object.__setattr__(copy, "__dict__", {**self.__dict__, "key": key, "plain": False})
+            object.__setattr__(copy, "__dict__", values)
             return copy
         check_names("options", given, ClientOptions)
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -378,17 +380,21 @@ class Call:
             DeadlineExceeded: no time is left.
         """
         options = self.options
-        meta: dict[str, Any] | None = None
-        if attempt > 1 or options.key is not None or options.model is not None or self.run or self.generation:
-            meta = {"attempt": attempt, "key": options.key, "model": options.model}
-            if self.run:
-                meta["run"] = self.run
-            if self.generation:
-                meta["generation"] = self.generation
-            if self.hold:
-                meta["hold"] = True
+        meta: dict[str, Any] = {}
+        if attempt > 1:
+            meta["attempt"] = attempt
+        if options.key is not None:
+            meta["key"] = options.key
+        if options.model is not None:
+            meta["model"] = options.model
+        if self.run:
+            meta["run"] = self.run
+        if self.generation:
+            meta["generation"] = self.generation
+        if self.hold:
+            meta["hold"] = True
         if window is not None:
-            meta = {**(meta or {}), "window": window}
+            meta["window"] = window
         return (
             _TASK,
             id,
@@ -399,7 +405,7 @@ class Call:
             token,
             trace,
             self.flags,
-            meta,
+            meta or None,
         )
 
     def __repr__(self) -> str:

@@ -303,7 +303,7 @@ class FastPath:
             trace = flight.trace = self.parent
         elif flight.span is not NO_SPAN:
             trace = flight.span.traceparent()
-        meta = None if key is None else {"attempt": 1, "key": key, "model": None}
+        meta = None if key is None else {"key": key}
         frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, trace, flags, meta)
         try:
             self.exchange.launch(flight, frame)

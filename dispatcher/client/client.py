@@ -160,7 +160,7 @@ class Client(Operations):
             InvalidSettings: a value is out of bounds.
         """
         bound = Client.__new__(Client)
-        bound.__dict__.update(self.__dict__)
+        bound.__dict__ = self.__dict__.copy()
         bound._options = self._options.changed(given)
         return bound
 

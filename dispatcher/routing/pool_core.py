@@ -292,8 +292,11 @@ class RoutingCore:
         table = self.view.table
         if table is None or not self.connected or not self._sticky or self._line.size:
             return None
-        declared, home = table.get(method), self._candidates.known_home(key, method)
-        if declared is None or declared.slots != 1 or home is None or not home.has_room or declared.limited:
+        home = self._candidates.known_home(key, method)
+        if home is None or not home.has_room:
+            return None
+        declared = table.get(method)
+        if declared is None or declared.slots != 1 or (declared.policy is not None and declared.policy.limited):
             return None
         self._placed += 1
         self.view.charge(home, 1)

@@ -39,9 +39,9 @@ HELD       `[9, id]`, the task has its slots and waits for BEGIN
 =========  ==============================================================================================
 
 `deadline_ms` is the caller's remaining time when the envelope was sent (the clocks of two machines need not agree);
-nil: no deadline. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true: a copy of a request that another
-pool answers), and for a stream `window`: how many items may be sent ahead of the CREDIT for them (default: the worker's
-setting).
+nil: no deadline. `meta` of a TASK may have `attempt` (default: 1), `key`, `model`, `shadow` (true: a copy of a request
+that another pool answers), and for a stream `window`: how many items may be sent ahead of the CREDIT for them (default:
+the worker's setting).
 
 `meta` of a RESERVE may have `owner`, shown to people, and `seat`, the token of a gang's seat. With `seat`, only idle
 slots of that seat are granted (REJECTED "full" if it has too few). It is a lease like any other, except that its tasks

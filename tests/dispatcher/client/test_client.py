@@ -47,7 +47,7 @@ async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
     await bound.call("images.echo")
     await rig.client.call("images.echo")
     first, second = worker.heard_of(RequestOp.TASK)
-    assert first[5] is not None and first[9] == {"attempt": 1, "key": "k", "model": "m"}
+    assert first[5] is not None and first[9] == {"key": "k", "model": "m"}
     assert second[5] is None and second[9] is None
 
 

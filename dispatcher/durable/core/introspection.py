@@ -158,7 +158,7 @@ def _reason(queue: QueueState, scheduler: StartScheduler, task: Task, state: Job
         return _word(_limit(queue, task, limit, key).text)
     pool = scheduler.pools[task.pool]
     if not pool.workers:
-        return f"pool {pool.name!r} has no worker"
+        return f"pool {pool.name!r} has no worker{pool.near_for(task.submission)}"
     if pool.full or (not scheduler.closed and scheduler.room() == 0):
         return "a limit of its route is reached"
     return f"it waits for a slot of pool {pool.name!r}"
@@ -418,7 +418,8 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
     if not pool.workers:
         at = queue.agenda.at((TimerKind.UNKNOWN, task.seq))
         until = None if at is None else _wall(queue, at)
-        found.append(JobObstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
+        text = f"Pool {pool.name!r} has no worker{pool.near_for(task.submission)}."
+        found.append(JobObstacle(kind="no_workers", text=text, until=until))
     most = queue.rules.max_running
     if most is not None and queue.running >= most:
         found.append(JobObstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))

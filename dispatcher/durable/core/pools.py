@@ -42,6 +42,7 @@ class PoolCredit:
         "limit",
         "line",
         "name",
+        "near",
         "number",
         "once",
         "policies",
@@ -55,6 +56,8 @@ class PoolCredit:
         self.number = number
         """Position in the order in which pools became known."""
         self.known = False
+        self.near = ""
+        """The name that was perhaps meant by that of an unknown pool."""
         self.workers = 0
         self.largest = 0
         """The most slots of one live worker; 0: there is none."""
@@ -79,6 +82,10 @@ class PoolCredit:
 
     def __repr__(self) -> str:
         return f"PoolCredit({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
+
+    def near_for(self, task: Submission) -> str:
+        """` (did you mean 'words'?)`, or nothing. Tenants are not told the names of others' pools."""
+        return f" (did you mean {self.near!r}?)" if self.near and not task.tenant else ""
 
     def credit(self, free: tuple[int, ...]) -> None:
         self.free = sorted(slots for slots in free if slots > 0)
@@ -215,6 +222,7 @@ class PoolCredits:
         before = (view.largest, dict(view.costs), dict(view.policies))
         view.known, view.workers, view.largest = event.known, event.workers, event.largest
         view.costs, view.once, view.policies = event.costs, event.once, event.policies
+        view.near = event.near
         return before != (view.largest, dict(view.costs), dict(view.policies))
 
     def choose(self, task: Submission, draw: float) -> PoolCredit:

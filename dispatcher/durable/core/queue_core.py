@@ -682,10 +682,11 @@ class QueueCore:
         self._bury(task, reason, error)
 
     def _drop_unknown(self, task: Task) -> None:
-        where = task.submission.pool or self._state.endpoint
+        pool = self._scheduler.pools.add(task.submission.pool or self._state.endpoint)
         error = NoWorkers(
-            f"no pool {where!r}, and no standing set or route of that name, appeared within "
-            f"{plain(self._state.settings.unknown_after_s)} s: start a worker, or set a route, then replay it",
+            f"no pool {pool.name!r}, and no standing set or route of that name, appeared within "
+            f"{plain(self._state.settings.unknown_after_s)} s{pool.near_for(task.submission)}: start a worker, or set "
+            "a route, then replay it",
             details={"endpoint": self._state.endpoint},
         )
         self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)

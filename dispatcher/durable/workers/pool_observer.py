@@ -6,17 +6,19 @@ A standing set is reported as a pool whose workers are its formed gangs. It is k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from ....runtime.tasks import TaskSet
 from ....schemas.records.workers import TaskPolicy
+from ....schemas.text import nearest_name
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
 from ...pools.pool import RoutedPool
 from ...router.router import Router
 
 LOOK_S: Final = 0.25
+_MOST_UNKNOWN: Final = 1000
 
 Seen = dict[str, Any]
 """The fields of PoolSeen, besides time and pool."""
@@ -28,6 +30,18 @@ class KnownPools:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self._near: dict[str, tuple[object, str]] = {}
+        """By unknown name: what it was compared with, and the nearest of these."""
+
+    def nearest(self, name: str, routes: Collection[str]) -> str:
+        """The pool, standing set or route that was perhaps meant by an unknown name; empty: none is near."""
+        compared = (len(self.names), tuple(routes))  # names are never removed
+        before = self._near.get(name)
+        if before is None or before[0] != compared:
+            if len(self._near) >= _MOST_UNKNOWN:
+                self._near.clear()
+            before = self._near[name] = compared, nearest_name(name, sorted({*self.names, *routes})) or ""
+        return before[1]
 
 
 class PoolObserver:
@@ -127,6 +141,7 @@ class PoolObserver:
             "costs": costs,
             "once": once,
             "policies": policies,
+            "near": "" if known else self._known.nearest(name, self._router.routes.known),
         }
 
     def __repr__(self) -> str:

@@ -88,6 +88,20 @@ def test_where_more_than_slots_holds_tasks_back_that_is_told(rules):
     assert world.core.why("me").line.only_slots is False
 
 
+def test_of_an_unknown_pool_it_is_told_which_was_perhaps_meant_but_not_to_tenants():
+    world = World()
+    world.open()
+    world.tell(on.PoolSeen, pool="e", known=False, near="ee")
+    world.arrive("mine")
+    world.arrive("theirs", tenant="lab")
+    assert obstacles(world, "mine")["no_workers"] == "Pool 'e' has no worker (did you mean 'ee'?)."
+    assert obstacles(world, "theirs")["no_workers"] == "Pool 'e' has no worker."
+    assert [world.core.info(job).reason for job in ("mine", "theirs")] == [
+        "pool 'e' has no worker (did you mean 'ee'?)",
+        "pool 'e' has no worker",
+    ]
+
+
 def test_a_paused_queue_does_not_blame_the_workers():
     world = world_of(paused=True)
     world.arrive("a")

@@ -286,7 +286,9 @@ async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left
         site.worker()
         node = site.dispatcher()
         job = await site.submit("square", {"x": 3}, endpoint="wrok")
-        assert (await site.ended(job)).reason == "unknown_endpoint"
+        ended = await site.ended(job)
+        assert ended.reason == "unknown_endpoint"
+        assert ended.error is not None and "(did you mean 'work'?)" in ended.error.message
         await site.eventually(lambda: set(node.dispatcher.queues) == {"work"})
         assert [each.filter for each in await (await site.streams.tasks()).consumers()] == [site.names.tasks_of("work")]
         again = await site.submit("square", {"x": 3}, endpoint="wrok")

@@ -54,9 +54,9 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     await asyncio.sleep(2 * LOOK_S)
     await pool_observer.stop()
     assert told == [
-        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"}), {}),
-        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"}), {}),
-        ("images", True, 1, 4, {}, frozenset(), {}),
+        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"}), {}, ""),
+        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"}), {}, ""),
+        ("images", True, 1, 4, {}, frozenset(), {}, ""),
     ]
 
 
@@ -79,5 +79,17 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     pool.has(2, generate=1)
     await asyncio.sleep(2 * LOOK_S)
     await pool_observer.stop()
-    assert told == [("llm", True, 0, 0, {}, frozenset(), {}), ("llm", True, 2, 4, {}, frozenset({"generate"}), {})]
+    assert told == [
+        ("llm", True, 0, 0, {}, frozenset(), {}, ""),
+        ("llm", True, 2, 4, {}, frozenset({"generate"}), {}, ""),
+    ]
     assert known.names == {"llm"}
+
+
+def test_what_was_perhaps_meant_is_a_pool_or_a_route_that_is_known_by_now() -> None:
+    known = KnownPools()
+    known.names = {"images", "words"}
+    assert [known.nearest(name, []) for name in ("imagse", "pictures")] == ["images", ""]
+    assert known.nearest("pictures", ["picture"]) == "picture"
+    known.names.add("pictures-2")
+    assert known.nearest("pictures", []) == "pictures-2"

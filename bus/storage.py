@@ -199,8 +199,6 @@ class OpenedStorage:
     def __init__(self, bus: Transport) -> None:
         self._bus = bus
         self._buckets: dict[str, NatsKeyValue] = {}
-        self._only_read: set[str] = set()
-        """Those of `_buckets` that nobody asked us to create."""
         self._streams: dict[str, NatsStream] = {}
 
     def __repr__(self) -> str:
@@ -209,21 +207,18 @@ class OpenedStorage:
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         found = self._buckets.get(name)
         if found is None:
-            opened = NatsKeyValue(self._bus, name, settings)
+            opened = NatsKeyValue(self._bus, name, settings, only_read=not make)
             if make:
                 try:
                     await opened.ensure()
                 except BaseException:
                     opened.stop()
                     raise
-            else:
-                self._only_read.add(name)
             found = self._buckets.setdefault(name, opened)
             if found is not opened:
                 opened.stop()
-        elif make and name in self._only_read:
+        elif make and found.only_read:
             await found.ensure()
-            self._only_read.discard(name)
         return found
 
     async def stream(self, name: str, settings: StreamSettings, *, make: bool = True) -> NatsStream:

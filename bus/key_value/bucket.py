@@ -35,7 +35,7 @@ _MAX_UNSURE_BATCHES: Final = 256
 class NatsKeyValue:
     """Implements port.KeyValue. Created by `NatsBus.bucket`."""
 
-    def __init__(self, bus: Transport, name: str, settings: BucketSettings) -> None:
+    def __init__(self, bus: Transport, name: str, settings: BucketSettings, *, only_read: bool = False) -> None:
         self.name = check_bucket(name)
         self.bus = bus
         self.stream = f"KV_{name}"
@@ -48,6 +48,7 @@ class NatsKeyValue:
             first=lambda: first_revision(bus.ambient.wall(), self._seen),
             seen=lambda: self._seen,
         )
+        self._upkeep.only_read = only_read
         self._seen = 0
         """The highest revision seen: a recreated bucket continues above it."""
         self._watches: dict[BucketWatch, None] = {}
@@ -62,6 +63,11 @@ class NatsKeyValue:
     def made(self) -> bool:
         """Whether the stream has ever existed, or was created by us."""
         return self._upkeep.made
+
+    @property
+    def only_read(self) -> bool:
+        """Whether nobody has asked us to create it, and nothing was written: watches do not create it either."""
+        return self._upkeep.only_read
 
     # -- the stream -----------------------------------------------------------------------------------------------
 

@@ -151,8 +151,12 @@ class BucketWatch(Resubscriber):
             self._backoff.reset()
             await self._broken.wait()
             return False
-        # The bucket vanished. Recreate it here, since we would not notice when another process does.
         self._reconcile()
+        if self._bucket.only_read:  # look again after a while
+            if not self._ready.done():
+                self._ready.set_result(None)
+            return False
+        # The bucket vanished. Recreate it here, since we would not notice when another process does.
         if await self._bucket.ensure(look=True):
             return True
         self._broken.clear()

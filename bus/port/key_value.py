@@ -181,7 +181,8 @@ class KeyValue(Protocol):
         """Call `handler` with the newest revision of every matching key, then with each change, expiry included.
 
         Resumes by itself after reconnects and lost buckets; then entries may be repeated, and keys that disappeared
-        meanwhile come as DELETE. Returns when the first snapshot has been handled.
+        meanwhile come as DELETE. Returns when the first snapshot has been handled. Creates the bucket, unless it was
+        opened to be only read; then what others write there is seen within a second or two.
         """
         ...
 

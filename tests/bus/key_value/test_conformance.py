@@ -72,6 +72,16 @@ async def test_a_bucket_that_is_only_read_is_not_made_until_the_first_write(conn
     assert await (await reader.bucket(namespace, BucketSettings())).get("a") == put("a", b"1", revision)
 
 
+async def test_a_watch_of_a_bucket_that_is_only_read_does_not_make_it_and_sees_it_when_others_do(connect, namespace):
+    reader, writer = await connect(), await connect()
+    read, seen = await reader.bucket(namespace, BucketSettings(), make=False), collect()
+    watch = await read.watch("*", seen)
+    assert await read.vanished()
+    revision = await (await writer.bucket(namespace, BucketSettings())).put("a", b"1")
+    assert await seen.count(1) == [put("a", b"1", revision)]
+    await watch.unsubscribe()
+
+
 async def test_a_bucket_opened_twice_is_one_bucket(connect, namespace):
     bus = await connect()
     one = await bus.bucket(namespace, BucketSettings())

@@ -486,7 +486,8 @@ class TaskRunner:
         when the code has stopped."""
         run = record.handle
         if isinstance(run, TaskRun):
-            reason = DeadlineExceeded(run.task.overdue("at", "its deadline"), may_have_started=True)
+            limit = "its deadline" if run.caller.job is None else "the time limit of its attempt"
+            reason = DeadlineExceeded(run.task.overdue("at", limit), may_have_started=True)
             if run.caller.job is None:
                 run.answer(Outcome(error=reason))
             run.cancel(reason)

@@ -259,6 +259,20 @@ async def test_a_job_is_answered_when_its_code_has_stopped_and_no_earlier():
         assert rig.at_rest()
 
 
+async def test_the_error_of_an_attempt_whose_time_is_over_does_not_blame_the_deadline_of_its_job():
+    rig = Rig()
+
+    @rig.worker.pool.task
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    async with rig:
+        rig.hand.send(task(1, "slow", deadline_ms=100), task(2, "slow", deadline_ms=100, meta=meta()))
+        told = [(await rig.hand.answer(number))[3] for number in (1, 2)]
+        assert told[0].endswith(".slow was stopped at its deadline")
+        assert told[1].endswith(".slow was stopped at the time limit of its attempt")
+
+
 # -- epochs -----------------------------------------------------------------------------------------------------------
 
 

@@ -235,6 +235,8 @@ async def test_a_route_is_set_only_if_it_is_still_the_one_that_was_shown(rig, op
         wrong = await visitor.act("route", target="words", route={"too": 1}, was={"to": {"words": 2.0}})
         assert wrong.json["error"] == "invalid_route"
         assert (await visitor.act("route", target="words", route=None, was={"to": {"words": 2.0}})).status == 200
+        none = await visitor.act("route", target="words", route=None, was=None)
+        assert (none.status, none.json["message"]) == (404, "words has no route: it is the pool of its name")
         assert (await visitor.get("/api/audit")).json["entries"][-1]["action"] == "route rm"
 
 
@@ -322,11 +324,12 @@ def test_groups_have_exactly_their_members_oldest_first_and_the_largest_group_co
 
 
 @pytest.mark.server
-async def test_the_times_of_a_gang_that_is_not_known_are_empty(rig, options, nats_url, namespace):
+async def test_there_are_no_times_of_a_gang_that_is_not_known(rig, options, nats_url, namespace):
     async with system(nats_url, namespace), rig.open(options) as visitor:
         await visitor.sign_in(rig.link())
-        told = (await visitor.get("/api/gang?id=nothing")).json
-        assert told == {"generation": 0, "ranks": [], "slowest": None, "slowest_of_run": None, "run": 0, "told": []}
+        told = await visitor.get("/api/gang?id=nothing")
+        assert (told.status, told.json["error"]) == (404, "unknown_gang")
+        assert told.json["message"] == "gang nothing is not known: it was never acquired, or ended a while ago"
         assert (await visitor.get("/api/gang")).status == 400
 
 

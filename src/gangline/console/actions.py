@@ -12,7 +12,7 @@ from ..dispatcher.client.audit import AuditTrail
 from ..dispatcher.client.client import Client
 from ..dispatcher.jobs.dead_letters import DeadLetter, audited
 from ..dispatcher.jobs.storage import TaskStreams
-from ..schemas.errors.base import GanglineError, InvalidRequest
+from ..schemas.errors.base import GanglineError, InvalidRequest, UnknownGang
 from ..schemas.messages.operations import Request, parse_request
 from ..schemas.names import check_job, check_name
 from ..schemas.records.audit import MAX_REASON_CHARS
@@ -45,6 +45,11 @@ class ActionRequest(Request):
     """Of `schedule`."""
     was: dict[str, JsonValue] | None = None
     """Of `route`: the route that was shown when this was asked for. If it is another one by now, nothing is changed."""
+
+
+class UnknownRoute(InvalidRequest):
+    code = "unknown_route"
+    status = 404
 
 
 Done = dict[str, Any]
@@ -136,7 +141,9 @@ class Actions:
         if now != request.was:
             raise InvalidRequest(f"the route of {endpoint} has changed meanwhile: look at it again")
         if request.route is None:
-            await bucket.delete(endpoint, revision=None if entry is None else entry.revision)
+            if entry is None:
+                raise UnknownRoute(f"{endpoint} has no route: it is the pool of its name")
+            await bucket.delete(endpoint, revision=entry.revision)
             return {"route": None}
         record = parse_route(endpoint, codec.to_json(request.route))
         value = codec.to_json(_body(record))
@@ -150,7 +157,7 @@ class Actions:
         ledger = await self._client.router.ledger()
         entry = await ledger.get(self._client.router.names.gangset_key(name))
         if entry is None:
-            raise InvalidRequest(f"there is no set {name!r}")
+            raise UnknownGang(f"there is no set {name!r}")
         record = GangSetRecord.read(entry.value)
         changed = GangSetRecord.model_validate(
             {**record.model_dump(mode="json", exclude_unset=True), "gangs": request.gangs}

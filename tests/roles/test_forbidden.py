@@ -385,6 +385,7 @@ COMMANDS = {
     "drain images.w1": "the role operator may",
     "gang acquire images 1": "the roles router, owner and operator may",
     "call images.double [1]": "the roles router, gateway, ",
+    "health --node here --timeout 0.5": "publish to '$SRV.PING'",
 }
 
 

@@ -88,7 +88,11 @@ def _ask_port(port: int, timeout_s: float) -> str:
 async def _ask(
     connection: ConnectionOptions, wanted: dict[str, str], timeout_s: float, *, id: str | None = None
 ) -> str | None:
-    """The name of the first such service that answers a ping of `nats service`."""
+    """The name of the first such service that answers a ping of `nats service`.
+
+    Raises:
+        NotPermitted: this user may not send that.
+    """
     import asyncio
 
     from ....bus.port.bus import Message
@@ -120,4 +124,5 @@ async def _ask(
             async with asyncio.timeout(timeout_s):
                 return await found
         except TimeoutError:
+            bus.publish("$SRV.PING", reply=reply)  # raises if the server has refused the first one
             return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.board.board_core import MOST_DELTAS, MOST_ENDED, MOST_EVENTS, MOST_GONE, Board, Rows, Table, apply
 from gangline.board.slots import Cells
-from gangline.cli.top.screen import old_lines
+from gangline.cli.top.screen import system_lines
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangObstacle, GangWhyReply
 from gangline.schemas.messages.jobs import QueueStats
 from gangline.schemas.messages.operations import GangShare, LeaseInfo, LoadReply, RouterQueues, StatsReply
@@ -331,7 +331,7 @@ def test_queues_for_which_nobody_answers_any_more_are_shown_with_their_age():
     board.take()
     old = {"kind": "old", "id": "queues", "at": NOW, "why": "no storage"}
     assert board.rows[Table.SYSTEM] == {"old:queues": old} and board.rows[Table.QUEUES]
-    assert [line.plain for line in old_lines(board)][0].endswith("no storage")
+    assert [line.plain for line in system_lines(board)][0].endswith("no storage")
     board.answer_queues(answer)
     board.take()
     assert board.rows[Table.SYSTEM] == {}

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from gangline.board.board_core import Rows, Table, apply
-from gangline.board.feed import BoardFeed, following
+from gangline.board.feed import SERVICES_S, BoardFeed, following
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import connect
+from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
@@ -65,6 +66,30 @@ async def test_at_rest_the_board_shows_the_books_of_every_worker():
         assert all(slots.free == slots.total for slots in feed.board.slots.values())
         assert feed.board.rows[Table.GANGS][gang.id]["state"] == "ended"
         assert shown == feed.board.rows
+
+
+async def test_a_service_is_shown_when_it_answers_and_no_longer_when_it_has_missed_a_ping():
+    def services(feed: BoardFeed) -> list[object]:
+        feed.board.take()
+        return [row["name"] for row in feed.board.rows[Table.SYSTEM].values() if row["kind"] == "service"]
+
+    running = cluster(POOL, workers=1)
+    async with running as client:
+        gateway = Gateway(client.router.bus, names=client.router.names)
+        async with following(BoardFeed(client, clock=asyncio.get_running_loop().time)) as feed:
+            async with gateway:
+                await asyncio.sleep(SERVICES_S + 1)
+                assert services(feed) == ["gateway"]
+                await asyncio.sleep(2 * SERVICES_S)
+                assert services(feed) == ["gateway"]
+            await asyncio.sleep(2 * SERVICES_S + 1)
+            assert services(feed) == []
+
+
+async def test_services_are_there_soon_after_the_start():
+    async with cluster(POOL, coordinator=True) as client, following(BoardFeed(client)) as feed:
+        await asyncio.sleep(0.5)
+        assert "coordinator" in {row.get("name") for row in feed.board.rows[Table.SYSTEM].values()}
 
 
 async def test_gangs_are_shown_with_their_age_while_no_coordinator_answers():

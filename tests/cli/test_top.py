@@ -14,7 +14,16 @@ from gangline.board.board_core import Board
 from gangline.board.feed import BoardFeed, following
 from gangline.board.slots import Cells
 from gangline.cli.top.interactive import Confirm, Top
-from gangline.cli.top.screen import LEGEND, cells_text, headline, owners_of, screen, wait_lines, worker_names
+from gangline.cli.top.screen import (
+    LEGEND,
+    cells_text,
+    headline,
+    owners_of,
+    screen,
+    system_lines,
+    wait_lines,
+    worker_names,
+)
 from gangline.cli.views.gangs import why_lines
 from gangline.dispatcher.client.audit import AuditTrail
 from gangline.dispatcher.jobs.storage import TaskStreams
@@ -112,6 +121,18 @@ def test_the_gangs_of_a_set_can_be_told_apart_on_their_worker():
     member(board, "tJM0xzJEtoYemyoQRJiGg7", 1)
     board.take()
     assert owners_of(board, "p.w1") == "gang llama-1795648424-1, gang llama-1795648424-2, gang tJM0xzJEtoYe"
+
+
+def test_gateways_and_other_services_are_counted_below_the_first_line():
+    board = Board()
+    assert system_lines(board) == []
+    names = {"a": "gateway", "b": "gateway", "c": "dispatcher"}
+    board.answer_services(
+        {f"service:{id}": {"kind": "service", "id": id, "name": name, "version": "1"} for id, name in names.items()}
+    )
+    board.take()
+    assert [line.plain for line in system_lines(board)] == ["dispatchers 1  gateways 2"]
+    assert "gateways 2" in drawn(board)
 
 
 def test_the_first_line_says_since_when_there_is_a_leader():

@@ -86,6 +86,8 @@ class BoardFeed:
         self._informers: list[BucketInformer[KvEntry]] = []
         self._beats: dict[str, float] = {}
         self._services: dict[str, dict[str, object]] = {}
+        self._services_before: dict[str, dict[str, object]] = {}
+        """Those that answered the ping before: who is silent now is shown until the next one."""
         self._services_asked_at = float("-inf")
         self._forget: Callable[[], None] = lambda: None
         self._on_change: set[Callable[[], None]] = set()
@@ -234,12 +236,13 @@ class BoardFeed:
         self._miss_beats()
 
     async def _ask_services(self) -> None:
-        """Ping the services, and show those that have answered since the last ping."""
+        """Ping the services: each is shown when it answers, and until it has missed the next ping."""
         now = self._clock()
         if self._services_asked_at + SERVICES_S > now:
             return
-        self.board.answer_services(self._services)
+        self._services_before = self._services
         self._services, self._services_asked_at = {}, now
+        self.board.answer_services(self._services_before)
         with self._passing_over("services"):
             bus = self._client.router.bus
             bus.publish("$SRV.PING", reply=f"{bus.inbox}.board")
@@ -253,6 +256,7 @@ class BoardFeed:
                 if name != "worker":
                     row = {"kind": "service", "id": id, "name": name, "version": told.get("version", "")}
                     self._services[f"service:{id}"] = row
+                    self.board.answer_services({**self._services_before, **self._services})
         except (GanglineError, TypeError, KeyError, AttributeError):
             return  # another service's answer
 

@@ -29,7 +29,7 @@ from ...schemas.records.jobs import JobState
 from ..views.gang_follow import ask_of
 from ..views.gangs import sentence_line
 from ..views.jobs import job_lines, why_lines
-from .screen import LEGEND, STATES, cells_text, headline, old_lines, owners_of, wait_lines, worker_names
+from .screen import LEGEND, STATES, cells_text, headline, owners_of, system_lines, wait_lines, worker_names
 
 _COLUMNS = {
     "workers": ("WORKER", "STATE", "SLOTS", "USED", "HELD BY"),
@@ -176,7 +176,7 @@ class Top(App[None]):
 
     def draw(self) -> None:
         board = self._feed.board
-        self.query_one("#head", Static).update(Text("\n").join([headline(board), *old_lines(board)]))
+        self.query_one("#head", Static).update(Text("\n").join([headline(board), *system_lines(board)]))
         waits = wait_lines(board)
         text = Text("\n").join([Text("waits, and why", "bold"), *waits]) if waits else Text("nothing waits", "dim")
         self.query_one("#waiting", Static).update(text)

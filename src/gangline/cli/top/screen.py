@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -83,10 +84,13 @@ def headline(board: Board) -> Text:
     return text
 
 
-def old_lines(board: Board) -> list[Text]:
-    """What is shown as it was some time ago, and why."""
+def system_lines(board: Board) -> list[Text]:
+    """How many gateways and other services have answered a ping; and what is shown as it was some time ago, and why."""
+    found = Counter(str(row["name"]) for row in board.rows[Table.SYSTEM].values() if row["kind"] == "service")
+    services = "  ".join(f"{name}s {count}" for name, count in sorted(found.items()))
     old = [row for key, row in sorted(board.rows[Table.SYSTEM].items()) if key.startswith("old:")]
-    return [
+    lines = [Text(services)] if services else []
+    return lines + [
         Text(f"{row['id']} as of {_clock(float(str(row['at'])))}: {row['why'] or 'no answer'}", "yellow") for row in old
     ]
 
@@ -151,7 +155,7 @@ def wait_lines(board: Board) -> list[Text]:
 def screen(board: Board, words: str = "", *, most: int = 1000) -> RenderableType:
     """All of it."""
     names = worker_names(board, words)
-    parts: list[RenderableType] = [headline(board), *old_lines(board), Text()]
+    parts: list[RenderableType] = [headline(board), *system_lines(board), Text()]
     parts.append(workers_view(board, names[:most]) if names else Text("no workers", "dim"))
     if len(names) > most:
         parts.append(Text(f"and {len(names) - most} more workers", "dim"))

@@ -64,7 +64,7 @@ async def open_consumer(
     except BaseException:
         consumer.abandon()
         raise
-    consumer.open(_delivered(info))
+    consumer.open(*_delivered(info))
     return consumer
 
 
@@ -97,8 +97,10 @@ async def _create(stream: ConsumedStream, name: str, settings: ConsumerSettings)
     return info
 
 
-def _delivered(info: dict[str, Any]) -> int:
-    return int((info.get("delivered") or {}).get("stream_seq", 0))
+def _delivered(info: dict[str, Any]) -> tuple[int, int]:
+    """Stream and consumer sequence of the last delivery."""
+    last = info.get("delivered") or {}
+    return int(last.get("stream_seq", 0)), int(last.get("consumer_seq", 0))
 
 
 class JetStreamPullTransport:
@@ -172,7 +174,9 @@ class JetStreamPullTransport:
         status = headers.get("Status")
         left = headers.get("Nats-Pending-Messages")
         if status == _HEARTBEAT:
-            self._owner.on_heartbeat()
+            ordinal = int(headers.get("Nats-Last-Consumer", 0))
+            self._delivered = max(self._delivered, ordinal)
+            self._owner.on_heartbeat(ordinal, int(headers.get("Nats-Last-Stream", 0)))
         elif status == _TIMED_OUT and left is not None:
             self._owner.on_request_ended(int(left))
         else:
@@ -193,8 +197,8 @@ class JetStreamPullTransport:
             raise
         if self._created and info.get("created") != self._created:
             return None
-        self._delivered = int((info.get("delivered") or {}).get("consumer_seq", 0))
-        return ConsumerStatus(state=consumer_state(info), delivered=_delivered(info))
+        delivered, self._delivered = _delivered(info)
+        return ConsumerStatus(state=consumer_state(info), delivered=delivered, ordinal=self._delivered)
 
     async def stored(self, first: int, last: int) -> list[int]:
         found: list[int] = []

@@ -317,8 +317,9 @@ class ConsumerStore:
         if self._requests:
             self._used_at = now
             self._await_heartbeat(heartbeat_s)
+            last = {"Nats-Last-Consumer": str(self._ordinal), "Nats-Last-Stream": str(self._next - 1)}
             for to in dict.fromkeys(request.to for request in self._requests):
-                to.tell(*_HEARTBEAT, {})
+                to.tell(*_HEARTBEAT, last)
 
     def _await_idleness(self, wait_s: float) -> None:
         self._idleness = self._loop.call_later(wait_s, self._check_idleness, context=self._store.context)

@@ -13,6 +13,9 @@ Messages delivered into a broken connection would be delivered again only after 
 generation first asks how far the server has delivered, and refuses (negative acknowledgement) what never arrived.
 Messages that were only late then come twice, the second time with a higher `delivered`. Acknowledged messages never
 come again.
+
+Messages can be lost on a connection that holds, too: between two servers of a cluster. The server numbers a consumer's
+deliveries, and each delivery and heartbeat tells the last number, so a gap is noticed at the next of these.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ class ConsumerStatus:
     state: ConsumerState
     delivered: int
     """Stream sequence of the last message delivered."""
+    ordinal: int
+    """Consumer sequence of the last delivery."""
 
 
 class Connection(Protocol):
@@ -143,8 +148,8 @@ class PullConsumer:
         self._generation = 0
         self._newest = 0
         """Highest sequence delivered to us."""
-        self._ordinal = 0
-        """Consumer sequence of the last delivery; 0: none in this generation."""
+        self._ordinal: int | None = None
+        """Consumer sequence of the last delivery that is known; None: unknown in this generation."""
         self._gaps: list[tuple[int, int]] = []
         """Ranges of sequences of which some were delivered but did not arrive."""
         self._filling: asyncio.Task[None] | None = None
@@ -165,10 +170,11 @@ class PullConsumer:
         """Set the transport."""
         self._link = link
 
-    def open(self, delivered: int) -> None:
-        """The consumer exists, and has delivered up to this stream sequence. Messages that a former user of the name
-        did not acknowledge come again after the acknowledgement wait."""
+    def open(self, delivered: int, ordinal: int) -> None:
+        """The consumer exists, and has delivered up to this stream sequence, with this consumer sequence. Messages that
+        a former user of the name did not acknowledge come again after the acknowledgement wait."""
         self._newest = max(self._newest, delivered)
+        self._ordinal = ordinal
 
     def abandon(self) -> None:
         """The consumer could not be created."""
@@ -223,9 +229,7 @@ class PullConsumer:
         if self._asked:
             self._asked -= 1
         sequence = message.sequence
-        if ordinal > self._ordinal + 1 and self._ordinal:
-            self._asked = max(self._asked - (ordinal - self._ordinal - 1), 0)
-            self._fill_soon(self._newest + 1, sequence - 1)
+        self._notice_gap(ordinal - 1, sequence - 1)
         self._ordinal = ordinal
         if sequence > self._newest:
             self._newest = sequence
@@ -247,9 +251,22 @@ class PullConsumer:
             )
         self._ask_soon()
 
-    def on_heartbeat(self) -> None:
-        """Called by the transport: a request is still open."""
+    def on_heartbeat(self, ordinal: int, sequence: int) -> None:
+        """Called by the transport: a request is still open, and these are the consumer and stream sequences of the last
+        delivery."""
         self._hear()
+        if self._notice_gap(ordinal, sequence):
+            self._ordinal = ordinal
+            self._newest = max(self._newest, sequence)
+            self._ask_soon()
+
+    def _notice_gap(self, ordinal: int, sequence: int) -> bool:
+        """The server has delivered up to these sequences. Whether some did not arrive."""
+        if self._ordinal is None or ordinal <= self._ordinal:
+            return False
+        self._asked = max(self._asked - (ordinal - self._ordinal), 0)
+        self._fill_soon(self._newest + 1, sequence)
+        return True
 
     def _hear(self) -> None:
         self._heard_at = self._loop.time()
@@ -292,7 +309,7 @@ class PullConsumer:
     def _forget_requests(self) -> None:
         self._generation += 1
         self._asked = 0
-        self._ordinal = 0
+        self._ordinal = None
 
     def _listen_for_silence(self) -> None:
         self._timer = None
@@ -328,6 +345,7 @@ class PullConsumer:
                     self._lose()
                     return
                 await self._refuse_what_never_came(newest, view.delivered)
+                self._ordinal = max(self._ordinal or 0, view.ordinal)
                 break
             except ClosedError:
                 return
@@ -362,7 +380,8 @@ class PullConsumer:
         try:
             while self._gaps:
                 first, last = self._gaps.pop()
-                self._refuse(await self._link.stored(first, last))
+                # If none of these is missing, a message that was refused before was lost again.
+                self._refuse(await self._link.stored(first, last) or list(self._refused))
         except GanglineError as error:
             # The messages come again after the acknowledgement wait, if not before.
             log.debug("a gap was not filled: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -300,3 +301,23 @@ async def test_a_negative_pull_is_refused(open_stream, task):
     consumer = await (await open_stream()).consume("c", ConsumerSettings(filter=task("a.>")), collect())
     with pytest.raises(InvalidRequest):
         consumer.pull(-1)
+
+
+async def test_a_heartbeat_tells_the_last_delivery(open_stream, task):
+    """Which is how the loss of the last messages is noticed."""
+    stream = await open_stream()
+    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), lambda message: None)
+    for subject in ("a.x", "b.x", "a.x"):
+        await stream.publish(task(subject), b"")
+    inbox, got = stream.bus.new_inbox(), collect()
+    await stream.bus.subscribe(inbox, got)
+    request = {"batch": 5, "expires": 60_000_000_000, "idle_heartbeat": 200_000_000}
+    stream.bus.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.c", json.dumps(request).encode(), reply=inbox)
+    await got.count(3)
+    *_, beat = got.items
+    assert {key: beat.headers[key] for key in ("Status", "Nats-Last-Consumer", "Nats-Last-Stream")} == {
+        "Status": "100",
+        "Nats-Last-Consumer": "2",
+        "Nats-Last-Stream": "3",
+    }
+    await consumer.close()

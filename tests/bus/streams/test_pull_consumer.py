@@ -25,6 +25,7 @@ class Link:
         self.refused = []
         self.in_stream = []
         self.delivered = 0
+        self.ordinal = 0
         self.there = True
         self.trouble = None
         self.looks = 0
@@ -55,7 +56,7 @@ class Link:
         await asyncio.sleep(0.001)
         if self.trouble is not None:
             raise self.trouble
-        return ConsumerStatus(state=STATE, delivered=self.delivered) if self.there else None
+        return ConsumerStatus(state=STATE, delivered=self.delivered, ordinal=self.ordinal) if self.there else None
 
     async def stored(self, first, last):
         await asyncio.sleep(0.001)
@@ -79,7 +80,6 @@ class Rig:
         self.lost = []
         self.ended = []
         self.confirmed = []
-        self.ordinal = 0
         self.link = Link()
         self.consumer = PullConsumer(
             self.bus,
@@ -92,7 +92,7 @@ class Rig:
         )
         self.link.owner = self.consumer
         self.consumer.attach(self.link)
-        self.consumer.open(0)
+        self.consumer.open(0, 0)
 
     async def turn(self):
         for _ in range(3):
@@ -100,9 +100,18 @@ class Rig:
 
     def deliver(self, *sequences, skip=0):
         for sequence in sequences:
-            self.ordinal += 1 + skip
+            self.lose(*[0] * skip)
+            self.link.ordinal += 1
             self.link.delivered = max(self.link.delivered, sequence)
-            self.consumer.on_message(message(sequence), self.ordinal)
+            self.consumer.on_message(message(sequence), self.link.ordinal)
+
+    def lose(self, *sequences):
+        """The server delivers these, but they do not arrive."""
+        self.link.ordinal += len(sequences)
+        self.link.delivered = max(self.link.delivered, *sequences, 0)
+
+    def beat(self):
+        self.consumer.on_heartbeat(self.link.ordinal, self.link.delivered)
 
 
 def message(sequence, delivered=1):
@@ -179,7 +188,7 @@ async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(rig):
     await rig.turn()
     for _ in range(10):
         await asyncio.sleep(SILENCE_S - 1)
-        rig.consumer.on_heartbeat()
+        rig.beat()
     assert len(rig.link.asked) == 1
     await asyncio.sleep(SILENCE_S + 0.5)
     assert [count for count, _ in rig.link.asked] == [3, 3]
@@ -296,6 +305,50 @@ async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(rig)
     assert rig.consumer.wanted == 8
     rig.deliver(2, 3)
     assert rig.got == [1, 4, 2, 3]
+
+
+async def test_the_loss_of_the_first_delivery_is_noticed_at_the_next(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.link.in_stream = [1, 2]
+    rig.deliver(2, skip=1)
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1]
+
+
+async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(rig):
+    rig.consumer.pull(3)
+    await rig.turn()
+    rig.link.in_stream = [1, 2, 5]
+    rig.deliver(1)
+    rig.lose(2, 5)
+    rig.beat()
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [2, 5]
+    assert [count for count, _ in rig.link.asked] == [3, 2]  # the lost ones used up two of the three
+    rig.beat()  # nothing new
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [2, 5]
+    # One comes; the other is lost again, which only its number tells.
+    rig.deliver(2)
+    rig.lose(5)
+    rig.beat()
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [2, 5, 5]
+    rig.deliver(5)
+    assert rig.got == [1, 2, 5]
+
+
+async def test_what_a_new_generation_has_been_told_is_no_gap(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.lose(1)
+    rig.link.in_stream = [1]
+    rig.consumer.on_trouble()
+    await asyncio.sleep(0.1)
+    rig.beat()
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1]
 
 
 # -- acknowledging ------------------------------------------------------------------------------------------------

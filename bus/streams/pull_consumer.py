@@ -150,8 +150,10 @@ class PullConsumer:
         """Highest sequence delivered to us."""
         self._ordinal: int | None = None
         """Consumer sequence of the last delivery that is known; None: unknown in this generation."""
-        self._gaps: list[tuple[int, int]] = []
-        """Ranges of sequences of which some were delivered but did not arrive."""
+        self._missed = 0
+        """Deliveries that did not arrive, as far as their numbers tell. Which messages these were is not known yet."""
+        self._gaps: list[tuple[int, int, int]] = []
+        """How many deliveries did not arrive, and the first and last sequence that new messages among them can have."""
         self._filling: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
         """Refused and not seen since, with how often. Given up after a few times: then the message was deleted."""
@@ -229,9 +231,10 @@ class PullConsumer:
         if self._asked:
             self._asked -= 1
         sequence = message.sequence
-        self._notice_gap(ordinal - 1, sequence - 1)
+        self._count(ordinal - 1)
         self._ordinal = ordinal
         if sequence > self._newest:
+            self._fill_soon(sequence - 1)
             self._newest = sequence
         if self._refused:
             self._refused.pop(sequence, None)
@@ -255,18 +258,17 @@ class PullConsumer:
         """Called by the transport: a request is still open, and these are the consumer and stream sequences of the last
         delivery."""
         self._hear()
-        if self._notice_gap(ordinal, sequence):
-            self._ordinal = ordinal
-            self._newest = max(self._newest, sequence)
-            self._ask_soon()
+        self._count(ordinal)
+        self._ordinal = ordinal
+        self._fill_soon(sequence)
+        self._newest = max(self._newest, sequence)
+        self._ask_soon()
 
-    def _notice_gap(self, ordinal: int, sequence: int) -> bool:
-        """The server has delivered up to these sequences. Whether some did not arrive."""
-        if self._ordinal is None or ordinal <= self._ordinal:
-            return False
-        self._asked = max(self._asked - (ordinal - self._ordinal), 0)
-        self._fill_soon(self._newest + 1, sequence)
-        return True
+    def _count(self, ordinal: int) -> None:
+        """The server has made so many deliveries."""
+        if self._ordinal is not None and ordinal > self._ordinal:
+            self._missed += ordinal - self._ordinal
+            self._asked = max(self._asked - (ordinal - self._ordinal), 0)
 
     def _hear(self) -> None:
         self._heard_at = self._loop.time()
@@ -310,6 +312,7 @@ class PullConsumer:
         self._generation += 1
         self._asked = 0
         self._ordinal = None
+        self._missed = 0
 
     def _listen_for_silence(self) -> None:
         self._timer = None
@@ -370,18 +373,23 @@ class PullConsumer:
             else:
                 self._refused.pop(sequence, None)
 
-    def _fill_soon(self, first: int, last: int) -> None:
-        """Some of these were lost in transit, although the connection held."""
-        self._gaps.append((first, last))
+    def _fill_soon(self, last: int) -> None:
+        """The server has delivered messages up to this sequence: if some were lost in transit, although the connection
+        held, they can be named now."""
+        if not self._missed:
+            return
+        self._gaps.append((self._missed, self._newest + 1, last))
+        self._missed = 0
         if self._filling is None:
             self._filling = self._loop.create_task(self._fill(), name=f"gaps of consumer {self.name}")
 
     async def _fill(self) -> None:
         try:
             while self._gaps:
-                first, last = self._gaps.pop()
-                # If none of these is missing, a message that was refused before was lost again.
-                self._refuse(await self._link.stored(first, last) or list(self._refused))
+                count, first, last = self._gaps.pop()
+                lost = await self._link.stored(first, last)
+                # Others were delivered again, since they had been refused, and lost again.
+                self._refuse(lost if len(lost) >= count else [*self._refused, *lost])
         except GanglineError as error:
             # The messages come again after the acknowledgement wait, if not before.
             log.debug("a gap was not filled: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})

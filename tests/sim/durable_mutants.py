@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Published, StreamMessage, StreamSettings
+from gangline.bus.streams.pull_consumer import PullConsumer
 from gangline.dispatcher.durable.core import queue_core
 from gangline.dispatcher.durable.core.effects import Persist
 from gangline.dispatcher.durable.core.events import TaskArrived
@@ -50,6 +51,7 @@ from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.histories import (
     draw_late_deliveries_plan,
     draw_listed_plan,
+    draw_lost_deliveries_plan,
     draw_returned_plan,
     draw_shared_unit_plan,
     draw_tenants_plan,
@@ -332,6 +334,11 @@ def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> 
         original(self, replace(event, submission=event.submission._replace(cron=None)))
 
     patch.setitem(queue_core.HANDLERS, TaskArrived, arrived)
+
+
+@mutant("hang", draw=draw_lost_deliveries_plan)
+def heartbeats_do_not_tell_what_was_delivered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PullConsumer, "on_heartbeat", lambda self, ordinal, sequence: self._hear())
 
 
 # -- limits and order -------------------------------------------------------------------------------------------------

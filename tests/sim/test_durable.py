@@ -16,6 +16,7 @@ from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
 from gangline.testing.sim.plan.histories import (
     draw_late_deliveries_plan,
     draw_listed_plan,
+    draw_lost_deliveries_plan,
     draw_returned_plan,
     draw_shared_unit_plan,
     draw_tenants_plan,
@@ -71,6 +72,7 @@ def test_a_tenant_that_fills_the_window_does_not_hold_up_others(seed):
 HISTORIES = (
     draw_late_deliveries_plan,
     draw_listed_plan,
+    draw_lost_deliveries_plan,
     draw_returned_plan,
     draw_shared_unit_plan,
     draw_withdrawn_plan,

@@ -339,6 +339,22 @@ async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(rig):
     assert rig.got == [1, 2, 5]
 
 
+async def test_a_message_that_comes_again_tells_that_some_were_lost_but_not_which(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.link.in_stream = [1, 2, 3, 4]
+    rig.deliver(2, skip=1)
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1]
+    rig.lose(3)
+    rig.deliver(1)  # the server has delivered more, as its number shows
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1]
+    rig.deliver(4)
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1, 3]
+
+
 async def test_what_a_new_generation_has_been_told_is_no_gap(rig):
     rig.consumer.pull(10)
     await rig.turn()

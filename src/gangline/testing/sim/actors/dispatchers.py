@@ -23,6 +23,9 @@ STORAGE = TaskStorage()
 UNCONFIRMED_AFTER_S = 1.0
 """Durable tasks wait for the ledger, however short the timeouts of calls are."""
 _RETRY_S = 0.1
+_TAKEN_WITHIN_S = 12.0
+"""How long a dispatcher may take over a queue when nothing has failed for as long: it waits for workers and for its
+predecessor's trust to end, but not for messages that were lost."""
 
 
 class DispatcherProcess(Process):
@@ -31,6 +34,8 @@ class DispatcherProcess(Process):
     def __init__(self, world: Stage, name: str) -> None:
         super().__init__(world, name)
         self.dispatcher: Dispatcher | None = None
+        self._taking: dict[QueueRunner, float] = {}
+        """Queues that it is taking over, and since when."""
 
     async def _main(self, bus: MemoryBus) -> None:
         world, node = self.world, self.node
@@ -76,6 +81,16 @@ class DispatcherProcess(Process):
 
     def routed(self) -> Iterable[RoutedPool]:
         return () if self.dispatcher is None else self.dispatcher.router.pools.values()
+
+    def look(self) -> None:
+        """Check how long it has been taking over its queues."""
+        now = self.world.now()
+        taking = (queue for queue in self.queues.values() if queue.recovery_s is None)
+        self._taking = {queue: self._taking.get(queue, now) for queue in taking}
+        for queue, since in self._taking.items():
+            if min(now - since, self.world.ledger.quiet_for()) > _TAKEN_WITHIN_S:
+                text = f"{self.node} has been taking over the queue {queue.endpoint} for {now - since:.1f} s"
+                self.world.checker.fail("hang", text)
 
     def stop(self) -> None:
         """Stop it like SIGTERM: it hands its queues over and leaves."""

@@ -435,6 +435,35 @@ def draw_late_deliveries_plan(seed: int) -> Plan:
     return replace(plan, storms=(late,), durable=replace(plan.durable, window_tasks=rng.choice((4, 8))))
 
 
+def draw_lost_deliveries_plan(seed: int) -> Plan:
+    """A dispatcher takes over the queue of one that dies or leaves, while messages are lost; then nothing new comes
+    that would show it which."""
+    rng = random.Random(f"{seed}-lost-deliveries")
+    gone_s = rng.uniform(1.0, 1.5)
+    accident = rng.choice((Accident.DISPATCHER_CRASH, Accident.DISPATCHER_STOP))
+    steps = [
+        JobStep(
+            number=number,
+            at_s=rng.uniform(0.3, 0.9),
+            client="c0",
+            kind=JobKind.PUBLISH,
+            endpoint=_POOL,
+            method="job",
+            duration_s=rng.uniform(1.0, 2.0),
+            endings=(JobEnding.RETURN,),
+        )
+        for number in range(rng.choice((1, 2, 4)))
+    ]
+    loss = Storm(
+        from_s=gone_s,
+        until_s=gone_s + rng.uniform(1.0, 5.0),
+        rates=FaultRates(latency_s=LATENCY_S, drop=rng.choice((0.1, 0.3))),
+    )
+    event = PlanEvent(at_s=gone_s, accident=accident, target=HOLDER, for_s=1.0)
+    plan = _durable(seed, _workers(rng.choice((1, 2)), 2), steps, [event], traffic_s=loss.until_s)
+    return replace(plan, storms=(loss,))
+
+
 def draw_shared_unit_plan(seed: int) -> Plan:
     """Tasks of which one may run at once over all workers, each of which has one slot, come one by one; and other
     tasks, which use these slots meanwhile."""

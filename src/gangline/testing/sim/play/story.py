@@ -159,6 +159,8 @@ class Story:
                 worker.look()
             for coordinator in world.coordinators.values():
                 coordinator.look()
+            for dispatcher in world.dispatchers.values():
+                dispatcher.look()
 
     def _stop_everything(self) -> None:
         """The run is over: stop all processes."""

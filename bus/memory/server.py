@@ -13,7 +13,7 @@ import asyncio
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ServerUnreachable
@@ -255,9 +255,13 @@ class MemoryServer:
 
     def peek(self, bucket: str) -> list[KvEntry]:
         """The current entries of a bucket, read without a connection."""
-        store = self.store(bucket)
-        entries = [] if store is None else [_entry(store.name, message) for message in store.messages.values()]
+        entries = [_entry(_BUCKET + bucket, message) for message in self.messages(_BUCKET + bucket)]
         return [entry for entry in entries if entry.operation is KvOperation.PUT]
+
+    def messages(self, stream: str) -> Collection[StreamMessage]:
+        """The current messages of a stream, read without a connection."""
+        store = self.streams.find(stream)
+        return () if store is None else store.messages.values()
 
     # -- outages --------------------------------------------------------------------------------------------------
 

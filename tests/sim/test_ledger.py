@@ -20,7 +20,7 @@ class Scene:
         clock = asyncio.get_running_loop().time
         self.keys: set[str] = set()
         self.checker = Checker(clock, Trace(clock), lambda: None)
-        self.watch = LedgerWatch(self.checker, clock, lambda: self.keys)
+        self.watch = LedgerWatch(self.checker, lambda: self.keys)
         self.worker = WorkerModel(
             node="w0.1", worker="w0", checker=self.checker, clock=clock, load=lambda: None, drain_grace_s=3.0
         )

@@ -34,7 +34,7 @@ def excused() -> set[str]:
 
 @pytest.fixture
 def outcomes(checker, clock, excused) -> Outcomes:
-    return Outcomes(checker, clock, lambda request: request.id in excused, lambda worker, since: worker != "living")
+    return Outcomes(checker, lambda request: request.id in excused, lambda worker, since: worker != "living")
 
 
 def begin(outcomes, *, idempotent=False):

@@ -27,13 +27,12 @@ class LedgerWatch:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         keys: Callable[[], Iterable[str]],
         still: Callable[[], bool] = lambda: False,
     ) -> None:
         """`still`: whether storage is suspended, so that nothing can expire."""
         self._checker = checker
-        self._clock = clock
+        self._clock = checker.clock
         self._keys = keys
         self._still = still
         self._disturbed_at = -QUIET_S

@@ -54,7 +54,6 @@ class Outcomes:
 
     Args:
         checker: reports violations.
-        clock: seconds since the beginning of the run.
         excuses_doubt: whether messages between the caller of the request and the server may have been lost or late.
         may_be_lost: whether the worker of that name has died, left, or been unreachable since then.
         rate: seconds that the clock of that process counts per second.
@@ -63,14 +62,13 @@ class Outcomes:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         excuses_doubt: Callable[[SimulatedRequest], bool],
         may_be_lost: Callable[[str, float], bool],
         *,
         rate: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         self._checker = checker
-        self._clock = clock
+        self._clock = checker.clock
         self._excuses_doubt = excuses_doubt
         self._may_be_lost = may_be_lost
         self._rate = rate

@@ -56,7 +56,6 @@ class SharedLimits:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         troubles: Troubles,
         limits: Mapping[str, int],
         rates: Mapping[str, float],
@@ -81,7 +80,7 @@ class SharedLimits:
             rooms: worker processes that serve and have a free slot.
         """
         self._checker = checker
-        self._clock = clock
+        self._clock = checker.clock
         self._troubles = troubles
         self._limits = limits
         self._rates = rates

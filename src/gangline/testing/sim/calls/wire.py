@@ -12,7 +12,7 @@ from ....schemas.errors.base import MalformedMessage
 from ....schemas.names import MARK, PRIVATE, GangOperation, Names, Operation, public_id
 from ....schemas.wire import codec, frames
 from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
-from ..history.checker import Checker, Trace
+from ..history.checker import Checker
 from .slots import Terms, WorkerModel
 
 BUSY = 100
@@ -29,7 +29,6 @@ class WireWatch:
     Args:
         models: returns the worker process with that bus name, if it is one.
         turn: returns the number of the loop's current turn.
-        clock: seconds since the beginning of the run.
         reached: called with each plain task that reaches the server, and its subject.
         durable: called with each durable task that is delivered: sender, worker process and job.
         durable_reached: called with each durable task that reaches the server: sender and job.
@@ -39,10 +38,8 @@ class WireWatch:
     def __init__(
         self,
         checker: Checker,
-        trace: Trace,
         models: Callable[[str], WorkerModel | None],
         turn: Callable[[], int],
-        clock: Callable[[], float],
         reached: Callable[[str, str], None],
         durable: Callable[[str, str, str], None],
         durable_reached: Callable[[str, str], None],
@@ -50,10 +47,10 @@ class WireWatch:
     ) -> None:
         self._granted = granted
         self._checker = checker
-        self._trace = trace
+        self._trace = checker.trace
         self._models = models
         self._turn = turn
-        self._clock = clock
+        self._clock = checker.clock
         self._reached = reached
         self._durable = durable
         self._durable_reached = durable_reached

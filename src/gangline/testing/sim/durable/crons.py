@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ....bus.port.bus import StreamMessage
-from ..history.checker import Checker, Trace
+from ..history.checker import Checker
 from ..history.troubles import Troubles
 from ..plan.durable_plan import JobStep
 from .records import JobModel
@@ -51,14 +50,12 @@ class CronWatch:
     def __init__(
         self,
         checker: Checker,
-        trace: Trace,
-        clock: Callable[[], float],
         troubles: Troubles,
         models: dict[str, JobModel],
     ) -> None:
         self._checker = checker
-        self._trace = trace
-        self._clock = clock
+        self._trace = checker.trace
+        self._clock = checker.clock
         self._troubles = troubles
         self._models = models
         self._crons: dict[str, CronModel] = {}

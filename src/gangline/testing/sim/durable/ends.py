@@ -17,11 +17,11 @@ from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
 from ....schemas.wire import codec
 from ....schemas.wire.headers import SCHEDULE
-from ..history.checker import Checker, Trace
+from ..history.checker import Checker
 from ..history.troubles import Troubles, pool_name
 from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
 from ..tasks.tasks import job_result
-from .records import JobModel
+from .records import JobModel, of_job
 
 
 class Ends:
@@ -35,8 +35,6 @@ class Ends:
     def __init__(
         self,
         checker: Checker,
-        trace: Trace,
-        clock: Callable[[], float],
         hub: MemoryServer,
         names: Names,
         troubles: Troubles,
@@ -44,9 +42,9 @@ class Ends:
         *,
         bereaved: Callable[[float], int],
     ) -> None:
-        self._checker = checker
-        self._trace = trace
-        self._clock = clock
+        self._fail = checker.fail
+        self._trace = checker.trace
+        self._clock = checker.clock
         self._hub = hub
         self._names = names
         self._troubles = troubles
@@ -75,7 +73,7 @@ class Ends:
         if before is not None and not same:
             self._fail("L10", f"the result of {job} is written again: {before.state}, then {record.state}")
         self.records[job] = record
-        model = next((each for each in self._models.values() if each.job == job), None)
+        model = of_job(self._models, job)
         if model is not None:
             self.check_record(model, record)
 
@@ -92,7 +90,7 @@ class Ends:
 
     def _removed(self, job: str) -> None:
         """A record was deleted: allowed only for a dead task that is being replayed."""
-        model = next((each for each in self._models.values() if each.job == job), None)
+        model = of_job(self._models, job)
         record = self.records.pop(job, None)
         if model is None or record is None or record.state is not JobState.DEAD or not model.replaying:
             self._fail("L10", f"the result of {job} is deleted: {record}")
@@ -158,15 +156,14 @@ class Ends:
     @property
     def settled(self) -> bool:
         """Whether nothing is left in the streams, no attempt is recorded, and nothing runs."""
-        stream = self._hub.streams.find(self._names.tasks_stream)
         running = any(each.running for each in self._models.values())
         waiting = any("@at" in (message.headers or {}).get(SCHEDULE, "@at") for message in self._scheduled())
-        return (stream is None or not stream.messages) and not waiting and not running and not self.tries()
+        unread = self._hub.messages(self._names.tasks_stream)
+        return not (unread or waiting or running or self.tries())
 
     def _scheduled(self) -> Iterable[StreamMessage]:
         """Schedules, and their messages that the stream of tasks may not have taken yet."""
-        stream = self._hub.streams.find(self._names.schedules_stream)
-        return () if stream is None else stream.messages.values()
+        return self._hub.messages(self._names.schedules_stream)
 
     def tries(self) -> list[str]:
         """Recorded attempts."""
@@ -175,16 +172,14 @@ class Ends:
     def letters(self) -> dict[str, list[str]]:
         """Reasons of dead letters, by job."""
         found: dict[str, list[str]] = {}
-        stream = self._hub.streams.find(self._names.dead_stream)
-        for message in [] if stream is None else stream.messages.values():
+        for message in self._hub.messages(self._names.dead_stream):
             given = message.headers or {}
             found.setdefault(given["Gangline-Job"], []).append(given["Gangline-Dead-Reason"])
         return found
 
     def check_rest(self) -> None:
         """Check, when there are no more requests, that each task has ended once and that nothing is left."""
-        stream = self._hub.streams.find(self._names.tasks_stream)
-        for message in [] if stream is None else stream.messages.values():
+        for message in self._hub.messages(self._names.tasks_stream):
             self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
         for message in self._scheduled():
             if SCHEDULE not in (message.headers or {}):
@@ -231,19 +226,15 @@ class Ends:
             self._fail("L10", f"{model} was acknowledged and never returned; its dead letters: {letters}")
 
     def _check_items(self, model: JobModel, record: ResultRecord) -> None:
-        stream = self._hub.streams.find(self._names.jobs_stream)
         subject = f"{self._names.namespace}.job.{model.job}.item"
         found: dict[int, set[int]] = {}
-        for message in [] if stream is None else stream.messages.values():
+        for message in self._hub.messages(self._names.jobs_stream):
             if message.subject == subject:
                 item = json.loads(message.data)
                 found.setdefault(item["attempt"], set()).add(item["index"])
         wanted = set(range(record.items or 0))
         if wanted and found.get(max(found, default=0)) != wanted:
             self._fail("L10", f"{model} yielded {record.items} items, and its newest attempt has not all in its feed")
-
-    def _fail(self, law: str, text: str) -> None:
-        self._checker.fail(law, text)
 
 
 class Objects:

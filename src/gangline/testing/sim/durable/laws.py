@@ -18,14 +18,14 @@ from ....schemas.names import Names
 from ....schemas.records.jobs import JobState, ResultRecord, TurnRecord
 from ....worker.context.task_context import TaskContext
 from ..calls.shared_limits import Waiter
-from ..history.checker import Checker, Trace
+from ..history.checker import Checker
 from ..history.troubles import SERVER, SILENCE, Troubles
 from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from ..plan.plan import LATENCY_S, MAX_DELAY_S
 from .crons import CronWatch
 from .ends import Ends
 from .limits import Idle, Limits, Room, Turns
-from .records import JobModel, TaskBody
+from .records import JobModel, TaskBody, of_job
 
 DEADLINE_SLACK_S = 2.6
 """As for calls: the longest delay of a message, plus the longest freeze that the detector tolerates."""
@@ -61,8 +61,6 @@ class JobWatch:
     def __init__(
         self,
         checker: Checker,
-        trace: Trace,
-        clock: Callable[[], float],
         hub: MemoryServer,
         names: Names,
         traffic: DurableTraffic | None,
@@ -72,9 +70,9 @@ class JobWatch:
         drains_for: Callable[[str], tuple[float, float] | None],
         rooms: Callable[[], list[Room] | None],
     ) -> None:
-        self._checker = checker
-        self._trace = trace
-        self._clock = clock
+        self._fail = checker.fail
+        self._trace = checker.trace
+        self._clock = checker.clock
         self._hub = hub
         self._names = names
         self._traffic = traffic
@@ -87,8 +85,6 @@ class JobWatch:
         """The sequence under which a message was last stored, by the `Nats-Msg-Id` of a publisher without the SDK."""
         self.ends = Ends(
             checker,
-            trace,
-            clock,
             hub,
             names,
             troubles,
@@ -98,7 +94,7 @@ class JobWatch:
         self.ends.loses_items = traffic is not None and traffic.item_bytes is not None
         self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
         self.listings = 0
-        self.crons = CronWatch(checker, trace, clock, troubles, self.models)
+        self.crons = CronWatch(checker, troubles, self.models)
         self._senders: dict[tuple[str, str], str] = {}
         """When the latest attempt was sent, by worker process and job."""
         self._reached: dict[tuple[str, str], float] = {}
@@ -111,7 +107,6 @@ class JobWatch:
         if traffic is not None:
             limits = self._limits = Limits(
                 checker,
-                clock,
                 hub,
                 names,
                 traffic,
@@ -122,7 +117,6 @@ class JobWatch:
             )
             self._turns = Turns(
                 checker,
-                clock,
                 traffic,
                 messages=limits.messages,
                 models=self.models,
@@ -130,7 +124,7 @@ class JobWatch:
                 troubles=troubles,
                 wall=hub.ambient.wall,
             )
-            self._idle = Idle(checker, clock, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
+            self._idle = Idle(checker, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
 
     # -- clients --------------------------------------------------------------------------------------------------
 
@@ -442,8 +436,7 @@ class JobWatch:
             model.buried = _attempts(message)
 
     def _of_job(self, message: StreamMessage) -> JobModel | None:
-        job = (message.headers or {}).get("Gangline-Job")
-        return next((each for each in self.models.values() if each.job == job), None) if job else None
+        return of_job(self.models, (message.headers or {}).get("Gangline-Job", ""))
 
     def _replayed(self, message: StreamMessage) -> None:
         """A dead letter may be sent anew before the record of that death is stored, which then never is."""
@@ -500,9 +493,6 @@ class JobWatch:
         add("turns kept", 0 if self._turns is None else self._turns.compared)
         add("turns of tenants", 0 if self._turns is None else self._turns.passed)
         return dict(sorted(found.items()))
-
-    def _fail(self, law: str, text: str) -> None:
-        self._checker.fail(law, text)
 
 
 def _attempts(message: StreamMessage) -> int:

@@ -30,7 +30,6 @@ class Limits:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         hub: MemoryServer,
         names: Names,
         traffic: DurableTraffic,
@@ -46,7 +45,7 @@ class Limits:
             explained: whether a fault may have made that body look dead.
         """
         self._checker = checker
-        self._clock = clock
+        self._clock = checker.clock
         self._hub = hub
         self._names = names
         self._traffic = traffic
@@ -140,9 +139,8 @@ class Limits:
 
     def messages(self, endpoint: str) -> list[StreamMessage]:
         """The stream's messages for an endpoint, in order."""
-        stream = self._hub.streams.find(self._names.tasks_stream)
         prefix = f"{self._names.namespace}.task.{endpoint}."
-        return [] if stream is None else [each for each in stream.messages.values() if each.subject.startswith(prefix)]
+        return [each for each in self._hub.messages(self._names.tasks_stream) if each.subject.startswith(prefix)]
 
     def _check_rate(self, endpoint: str) -> None:
         rate, burst = self._traffic.most(endpoint, "rate_per_s"), self._traffic.most(endpoint, "burst")
@@ -204,7 +202,6 @@ class Turns:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         traffic: DurableTraffic,
         *,
         messages: Callable[[str], list[StreamMessage]],
@@ -214,7 +211,7 @@ class Turns:
         wall: Callable[[], float],
     ) -> None:
         self._checker = checker
-        self._clock = clock
+        self._clock = checker.clock
         self._traffic = traffic
         self._messages = messages
         self._models = models
@@ -336,7 +333,6 @@ class Idle:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         traffic: DurableTraffic,
         models: Mapping[str, JobModel],
         *,
@@ -344,7 +340,7 @@ class Idle:
         rooms: Callable[[], list[Room] | None],
     ) -> None:
         self._checker = checker
-        self._clock = clock
+        self._clock = checker.clock
         self._traffic = traffic
         self._models = models
         self._quiet_for = quiet_for

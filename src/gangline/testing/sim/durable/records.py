@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ....schemas.records.jobs import ResultRecord
@@ -74,3 +75,8 @@ class JobModel:
 
     def __str__(self) -> str:
         return f"{self.request} ({self.job or 'of unknown id'})"
+
+
+def of_job(models: Mapping[str, JobModel], job: str) -> JobModel | None:
+    """The task with that id, if it is known."""
+    return next((model for model in models.values() if model.job == job), None)

@@ -76,7 +76,6 @@ class GangLedger:
     def __init__(
         self,
         checker: Checker,
-        clock: Callable[[], float],
         names: Names,
         *,
         instance_of: Callable[[str], str | None],
@@ -87,8 +86,8 @@ class GangLedger:
             instance_of: returns the instance of the coordinator with that bus name, if it is one.
             on_torn: called with each generation whose end is written.
         """
-        self._checker = checker
-        self._clock = clock
+        self._fail = checker.fail
+        self._clock = checker.clock
         self._names = names
         self._instance_of = instance_of
         self._on_torn = on_torn
@@ -392,6 +391,3 @@ class GangLedger:
         ]
         standing = {gang for gang, record in self._gangs.items() if record.gangset in sets}
         return gangs + [f"member.{worker}.{gang}" for worker, gang in self._members if gang not in standing]
-
-    def _fail(self, law: str, text: str) -> None:
-        self._checker.fail(law, text)

@@ -16,7 +16,7 @@ from ....schemas.names import Names
 from ....schemas.records.gangs import GangRecord, GangState
 from ....worker.context.task_context import GangContext
 from ...loop import node_context
-from ..history.checker import Checker, Trace
+from ..history.checker import Checker
 from .ledger import GangLedger
 
 STOP_SLACK_S = 0.5
@@ -74,8 +74,6 @@ class GangWatch:
     def __init__(
         self,
         checker: Checker,
-        trace: Trace,
-        clock: Callable[[], float],
         names: Names,
         *,
         instance_of: Callable[[str], str | None],
@@ -90,13 +88,13 @@ class GangWatch:
             quiet_for: seconds since the last fault; 0 during one.
             rate: seconds that the clock of that process counts per second.
         """
-        self._checker = checker
-        self._trace = trace
-        self._clock = clock
+        self._fail = checker.fail
+        self._trace = checker.trace
+        self._clock = checker.clock
         self._frozen = frozen
         self._quiet_for = quiet_for
         self._rate = rate
-        self.ledger = GangLedger(checker, clock, names, instance_of=instance_of, on_torn=self._torn)
+        self.ledger = GangLedger(checker, names, instance_of=instance_of, on_torn=self._torn)
         self._told: dict[str, Told] = {}
         """By process."""
         self._bodies: dict[int, MemberBody] = {}
@@ -189,7 +187,7 @@ class GangWatch:
         meeting = self._meetings.setdefault((request, gang.id, gang.generation, gang.run), Meeting())
         meeting.starts[gang.rank] += 1
         if meeting.starts[gang.rank] > 1:
-            self._checker.fail("outcome", f"{request}: rank {gang.rank} starts again in generation {gang.generation}")
+            self._fail("outcome", f"{request}: rank {gang.rank} starts again in generation {gang.generation}")
 
     def arrives(self, request: str, gang: GangContext) -> None:
         """A rank reaches the barrier."""
@@ -200,10 +198,10 @@ class GangWatch:
         meeting = self._meetings[request, gang.id, gang.generation, gang.run]
         missing = set(range(gang.world_size)) - meeting.arrived
         if missing:
-            self._checker.fail("outcome", f"{request}: rank {gang.rank} passes the barrier before {sorted(missing)}")
+            self._fail("outcome", f"{request}: rank {gang.rank} passes the barrier before {sorted(missing)}")
         wanted = [meeting_value(request, rank, gang.generation) for rank in range(gang.world_size)]
         if values != wanted:
-            self._checker.fail("outcome", f"{request}: rank {gang.rank} gathered {values} instead of {wanted}")
+            self._fail("outcome", f"{request}: rank {gang.rank} gathered {values} instead of {wanted}")
         self.counts["meetings"] += 1
 
     def renewed(self, gang: str, ttl_s: float, *, since: float) -> None:
@@ -277,9 +275,6 @@ class GangWatch:
             self._fail("L8", f"at rest {body} still runs")
         for record in self.ledger.at_rest(sets):
             self._fail("L12", f"at rest the ledger still has {record}")
-
-    def _fail(self, law: str, text: str) -> None:
-        self._checker.fail(law, text)
 
 
 def meeting_value(request: str, rank: int, generation: int) -> list[object]:

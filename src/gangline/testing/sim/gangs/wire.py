@@ -10,7 +10,7 @@ from ....bus.port.bus import Message
 from ....schemas.messages.gangs import FormRequest, GangReply, HoldReply, HoldRequest, TeardownRequest
 from ....schemas.names import PRIVATE, Names, Operation, WorkerId, public_id
 from ....schemas.wire import headers
-from ..history.checker import Checker, Trace
+from ..history.checker import Checker
 from .ledger import GangLedger, Held
 
 Told = Callable[[str, TeardownRequest], None]
@@ -23,7 +23,6 @@ class GangWire:
     def __init__(
         self,
         checker: Checker,
-        trace: Trace,
         names: Names,
         ledger: GangLedger,
         *,
@@ -32,7 +31,7 @@ class GangWire:
     ) -> None:
         """`coordinates`: whether the process with that bus name is a coordinator."""
         self._checker = checker
-        self._trace = trace
+        self._trace = checker.trace
         self._prefix = f"{names.namespace}.worker."
         self._ledger = ledger
         self._coordinates = coordinates

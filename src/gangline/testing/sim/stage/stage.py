@@ -171,9 +171,9 @@ class Stage(ABC):
         self.faults = RandomFaults(random.Random(f"gangline faults {plan.seed}"), CALM_RATES, self._on_fault)
         self.hub = MemoryServer(ambient=self.ambient("hub"), faults=self.faults)
         self.names = Names("sim")
-        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, self.may_be_lost, rate=self._rate)
+        self.outcomes = Outcomes(self.checker, self._excuses_doubt, self.may_be_lost, rate=self._rate)
         self.losses = LossWatch(self.checker, self.lives)
-        self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys, lambda: self.hub.still)
+        self.ledger = LedgerWatch(self.checker, self.ledger_keys, lambda: self.hub.still)
         self.board = BoardWatch(self.checker, self.names)
         self.models: dict[str, WorkerModel] = {}
         """All worker processes so far, by node."""
@@ -183,8 +183,6 @@ class Stage(ABC):
         """All coordinator processes so far, by node."""
         self.gangs = GangWatch(
             self.checker,
-            self.trace,
-            self.now,
             self.names,
             instance_of=self.instances.get,
             frozen=loop.frozen,
@@ -194,12 +192,10 @@ class Stage(ABC):
         secrets = SecretWatch(self.checker, self.names)
         wire = WireWatch(
             self.checker,
-            self.trace,
             self.models.get,
             lambda: loop.ran,
-            clock=self.now,
             reached=self._reached,
-            durable=self._durable_sent,
+            durable=lambda sender, node, job: self.jobs.sent(sender, node, job),
             durable_reached=lambda sender, job: self.jobs.reached(sender, job),
             granted=lambda token: secrets.made(token, "the token of a lease"),
         )
@@ -226,8 +222,6 @@ class Stage(ABC):
     def _watch_jobs(self) -> JobWatch:
         return JobWatch(
             self.checker,
-            self.trace,
-            self.now,
             self.hub,
             self.names,
             self.plan.durable,
@@ -240,7 +234,6 @@ class Stage(ABC):
     def _watch_limits(self) -> SharedLimits:
         return SharedLimits(
             self.checker,
-            self.now,
             self.troubles,
             self.plan.max_running,
             dict(self.plan.rates),
@@ -294,15 +287,11 @@ class Stage(ABC):
         older = self.plan.watched and not self._planned[name].channel
         self.outcomes.reached(request, heard=older or any(each in self.models for each in self.hub.listeners(subject)))
 
-    def _durable_sent(self, sender: str, node: str, job: str) -> None:
-        self.jobs.sent(sender, node, job)
-
     def _tap_gangs(self) -> None:
         if self.plan.gangs is None:
             return
         wire = GangWire(
             self.checker,
-            self.trace,
             self.names,
             self.gangs.ledger,
             coordinates=self.instances.__contains__,

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from gangline.cli.commands.tools.history import _table as history_table
-from gangline.cli.console.output import Listing, short_ids, table
+from gangline.cli.console.output import Listing, short_ids
 from gangline.cli.views.gangs import gangs_table
 from gangline.cli.views.jobs import jobs_table, letters_table, queues_table
 from gangline.cli.views.workers import WorkerRow, workers_table
@@ -204,7 +204,7 @@ def test_a_queue_whose_dispatcher_does_not_answer_is_not_said_to_have_none():
 
 
 def test_an_empty_table_has_only_its_head():
-    assert len(printed(table(("A", "B"), []), 80)) == 2
+    assert len(printed(Listing(("A", "B"), []), 80)) == 2
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def reporting(command: Command, debug: bool) -> Command:
                 with all_frames():
                     return command(*args, **kwargs)
             return command(*args, **kwargs)
-        except (click.exceptions.Exit, click.Abort, SystemExit):
+        except (click.exceptions.Exit, click.Abort, SystemExit, BrokenPipeError):
             raise
         except click.ClickException as error:
             if debug and error.__cause__ is not None:
@@ -203,8 +203,6 @@ def reporting(command: Command, debug: bool) -> Command:
 
                 if told := users_traceback(error):
                     click.echo(told, err=True)
-            raise
-        except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
             from .exits import report

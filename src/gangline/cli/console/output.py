@@ -71,13 +71,23 @@ _GAP: Final = 2
 """Blanks between columns."""
 _LEAST: Final = 16
 """A column of free text is not made narrower than that."""
+_BAR: Final = 12
+"""Characters of a bar of slots."""
 _SHORT: Final = 8
 """The least number of characters of an abbreviated id, after its endpoint."""
 
 
 class Listing:
     """A table that fits the terminal: first it abbreviates ids, then it cuts free text, with an ellipsis, and leaves
-    out the less important columns if that is not enough. It wraps only columns that are declared so."""
+    out the less important columns if that is not enough. It wraps only columns that are declared so.
+
+    Args:
+        right: columns that are right-aligned; they, those in `whole` and ids are never cut.
+        ids: columns of ids, which are abbreviated on a terminal.
+        titles: what in those columns is not an id, and stays as it is.
+        wrap: columns whose text goes on in the next line where there is no room, instead of being cut.
+        drop: columns to leave out where there is no room, first the first.
+    """
 
     def __init__(
         self,
@@ -184,36 +194,13 @@ def _common(one: str, other: str) -> int:
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    right: Sequence[str] = (),
-    whole: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    titles: Collection[str] = (),
-    wrap: Sequence[str] = (),
-    drop: Sequence[str] = (),
-) -> Listing:
-    """A table without lines.
-
-    Args:
-        right: columns that are right-aligned; they, those in `whole` and ids are never cut.
-        ids: columns of ids, which are abbreviated on a terminal.
-        titles: what in those columns is not an id, and stays as it is.
-        wrap: columns whose text goes on in the next line where there is no room, instead of being cut.
-        drop: columns to leave out where there is no room, first the first.
-    """
-    return Listing(columns, rows, right=right, whole=whole, ids=ids, titles=titles, wrap=wrap, drop=drop)
-
-
-def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> str:
+def slots_bar(running: int, reserved: int, total: int) -> str:
     """`■■□····· 2+1/8`: running, reserved, free. Scaled if there are more slots than characters."""
     if total <= 0:
-        return f"{'':{width}} {running}+{reserved}/{total}"
-    scale = min(1.0, width / total)
-    filled = min(width, round(running * scale) or int(running > 0))
-    held = min(width - filled, round(reserved * scale) or int(reserved > 0))
+        return f"{'':{_BAR}} {running}+{reserved}/{total}"
+    scale = min(1.0, _BAR / total)
+    filled = min(_BAR, round(running * scale) or int(running > 0))
+    held = min(_BAR - filled, round(reserved * scale) or int(reserved > 0))
     free = max(0, round(total * scale) - filled - held)
     return f"{'■' * filled}{'□' * held}{'·' * free} {running}+{reserved}/{total}"
 

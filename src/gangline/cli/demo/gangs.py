@@ -12,7 +12,7 @@ from ...schemas.errors.base import GangRestarted
 from ...schemas.messages.gangs import GangEvent, GangQuery, GangReply, GangWhyReply
 from ...schemas.names import GangOperation
 from ...testing.kit.processes import PATIENCE_S
-from ..console.output import Listing, table
+from ..console.output import Listing
 from ..views.gang_follow import list_gangs
 from ..views.gangs import why_lines
 from .checks import CountedPart
@@ -168,7 +168,7 @@ class GangShow:
 
 def _members(gang: Gang) -> Listing:
     rows = [(str(member.rank), member.worker, member.node, member.token) for member in gang.members]
-    return table(("RANK", "WORKER", "NODE", "TOKEN"), rows, right=("RANK",))
+    return Listing(("RANK", "WORKER", "NODE", "TOKEN"), rows, right=("RANK",))
 
 
 def _gangs(gangs: Sequence[GangReply]) -> Listing:
@@ -176,4 +176,4 @@ def _gangs(gangs: Sequence[GangReply]) -> Listing:
         (gang.id, gang.state.value, str(gang.size), " ".join(sorted({seat.worker for seat in gang.seats})))
         for gang in gangs
     ]
-    return table(("GANG", "STATE", "SIZE", "WORKERS"), rows, right=("SIZE",))
+    return Listing(("GANG", "STATE", "SIZE", "WORKERS"), rows, right=("SIZE",))

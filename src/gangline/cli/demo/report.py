@@ -10,7 +10,7 @@ from typing import Final
 from ...schemas.records.gangs import GangState
 from ...testing.kit.journals import dead_stay_dead, drained_well, slots_kept
 from ...testing.kit.tables import percentile
-from ..console.output import table
+from ..console.output import Listing
 from .calls import Drive, Show
 from .checks import buried, counts_are_right, noticed, restarted, results_are_right
 from .gangs import PAIR, PARTS, SIZE, GangShow
@@ -157,7 +157,7 @@ def print_work(screen: Screen, drive: Drive, facts: Facts) -> None:
         end = "killed" if process.name in facts.killed else "left" if process.exit_code == 0 else "failed"
         rows.append((process.name, *map(str, each), str(sum(each)), end))
     ways = [way.upper() for way in drive.given]
-    screen.show(table(("WORKER", *ways, "ALL", "END"), rows, right=(*ways, "ALL")))
+    screen.show(Listing(("WORKER", *ways, "ALL", "END"), rows, right=(*ways, "ALL")))
 
 
 def print_latencies(screen: Screen, drive: Drive) -> None:
@@ -168,7 +168,7 @@ def print_latencies(screen: Screen, drive: Drive) -> None:
         shares = [percentile(seconds, share) * 1000 for share in (0.5, 0.9, 0.99, 1.0)]
         rows.append((way, str(len(seconds)), *(f"{value:.1f}" for value in shares)))
     columns = ("WAY", "TASKS", "P50", "P90", "P99", "MAX")
-    screen.show(table(columns, rows, right=columns[1:]))
+    screen.show(Listing(columns, rows, right=columns[1:]))
 
 
 def figures(show: Show, facts: Facts, gangs: GangShow, tasks: TaskShow) -> str:

@@ -190,7 +190,7 @@ class Top(App[None]):
                 for key in worker_names(board, self._words):
                     slots, state = board.slots[key], str(board.rows[Table.WORKERS][key]["state"])
                     used = "" if slots.lost else f"{slots.total - slots.free}/{slots.total}"
-                    cells = cells_text(slots.cells, 32)
+                    cells = cells_text(slots.cells)
                     found[key] = (key, Text(state, STATES[state]), cells, used, owners_of(board, key))
                 return found
             case "jobs":

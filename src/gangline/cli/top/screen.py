@@ -33,7 +33,7 @@ STATES: Final = {"serving": "green", "draining": "yellow", "lost": "red"}
 LEGEND: Final = "■ runs  ▤ gang  □ lease  ▨ for a gang  ▫ reserved  · free  - draining  ✕ lost"
 
 
-def cells_text(cells: Iterable[Cells], most: int = 64) -> Text:
+def cells_text(cells: Iterable[Cells], most: int = 32) -> Text:
     """A character for each slot; the rest of a long worker as a number."""
     text, left = Text(), most
     for each in cells:
@@ -120,7 +120,7 @@ def workers_view(board: Board, names: Iterable[str]) -> RichTable:
         slots: WorkerSlots = board.slots[name]
         state = str(board.rows[Table.WORKERS][name]["state"])
         used = f"{slots.total - slots.free}/{slots.total}" if not slots.lost else ""
-        lines.append((name, f"[{STATES[state]}]{state}[/]", cells_text(slots.cells, 32), used, owners_of(board, name)))
+        lines.append((name, f"[{STATES[state]}]{state}[/]", cells_text(slots.cells), used, owners_of(board, name)))
     made = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("WORKER", "STATE", "SLOTS", "USED"):
         made.add_column(column, no_wrap=True)

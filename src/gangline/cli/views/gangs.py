@@ -11,7 +11,7 @@ from ...board.reasons import Sentence, gang_sentences
 from ...schemas.messages.gangs import GangReply, GangWhyReply
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangState
 from ...schemas.text import count_of
-from ..console.output import Listing, duration, table
+from ..console.output import Listing, duration
 
 _STYLES = {
     "formed": "green",
@@ -47,7 +47,7 @@ def gangs_table(gangs: Sequence[GangReply]) -> Listing:
     columns = ["GANG", "STATE", "SIZE", "GEN", "RESTARTS", "PRIO", "WORKERS", "OWNER", "AGE", "REASON"]
     if not any(gang.reason for gang in gangs):
         columns.pop()  # leave room for the others: few gangs have been restarted or have ended
-    return table(
+    return Listing(
         columns,
         [line[: len(columns)] for line in lines],
         right=("SIZE", "GEN", "RESTARTS", "PRIO", "AGE"),
@@ -70,7 +70,7 @@ def seats_table(gang: GangReply) -> Listing:
         )
         for seat in gang.seats
     ]
-    return table(
+    return Listing(
         ("RANK", "WORKER", "SLOTS", "NODE", "ADDRESS", "TOKEN", "EPOCH"),
         lines,
         right=("RANK", "SLOTS"),
@@ -94,7 +94,7 @@ def times_table(report: Mapping[str, Any]) -> Listing:
         )
         for each in report["ranks"]
     ]
-    return table(
+    return Listing(
         ("RANK", "WORKER", "BUSY", "WAITING", "WORKED", "ENDED", "RUN", "WORKED IN IT"),
         lines,
         right=("BUSY", "WAITING", "WORKED", "ENDED", "RUN", "WORKED IN IT"),
@@ -159,7 +159,7 @@ def sets_table(sets: Sequence[SetRow]) -> Listing:
             for bundle in spec.bundles
         )
         lines.append((name, f"{formed}/{record.gangs}", str(spec.size), shape, spec.strategy.value, record.route.value))
-    return table(
+    return Listing(
         ("SET", "FORMED", "SIZE", "SLOTS", "STRATEGY", "ROUTE"),
         lines,
         right=("FORMED", "SIZE"),

@@ -15,7 +15,7 @@ from ...dispatcher.jobs.dead_letters import DeadLetter
 from ...schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats
 from ...schemas.records.jobs import FailedTry, JobEvent, JobFailure, JobProgress, JobState
 from ...schemas.text import count_of
-from ..console.output import Listing, about, duration, table
+from ..console.output import Listing, about, duration
 
 _SHORT: Final = 8
 """This part of a dispatcher's id distinguishes it in a table; `queue show` and --json show all of it."""
@@ -112,7 +112,7 @@ def jobs_table(jobs: Sequence[JobInfo]) -> Listing:
         if not any(line[place] for line in lines):
             columns.pop(place)
             lines = [(*line[:place], *line[place + 1 :]) for line in lines]  # type: ignore[misc]
-    return table(
+    return Listing(
         columns,
         lines,
         right=("ATTEMPTS",),
@@ -153,7 +153,7 @@ def queues_table(queues: Sequence[QueueStats]) -> Listing:
         for queue in queues
     ]
     columns = ("QUEUE", "DEPTH", "RUN", "WAIT", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "BY")
-    return table(columns, lines, right=columns[1:-1], whole=("QUEUE", "BY"), drop=("CREDIT", "BLOCKED", "BY"))
+    return Listing(columns, lines, right=columns[1:-1], whole=("QUEUE", "BY"), drop=("CREDIT", "BLOCKED", "BY"))
 
 
 def _nobody(queue: QueueStats) -> str:
@@ -201,7 +201,7 @@ def letters_table(letters: Sequence[DeadLetter]) -> Listing:
         for letter in letters
     ]
     columns = ("JOB", "TASK", "REASON", "ATTEMPTS", "AGE", "LAST ERROR")
-    return table(
+    return Listing(
         columns,
         lines,
         right=("ATTEMPTS", "AGE"),

@@ -15,7 +15,7 @@ from ...schemas.records.routes import QueueRules, RouteRecord, parse_route
 from ...schemas.text import plain
 from ...schemas.wire import codec
 from ..console.arguments import NONE
-from ..console.output import Listing, table
+from ..console.output import Listing
 
 _ROUTE_FIELDS: Final = ("to", "shadow", "limits", "by_key")
 _RULE_FIELDS: Final = {
@@ -178,7 +178,7 @@ def routes_table(rows: Sequence[RouteRow]) -> Listing:
             lines.append((row.endpoint, f"[red]{escape(row.error)}[/]", "", "", "not followed"))
         else:
             lines.append((row.endpoint, *(" ".join(part) for part in _parts(row.endpoint, record))))
-    return table(
+    return Listing(
         ("ENDPOINT", "TO", "SHADOW", "LIMITS", "QUEUE"),
         lines,
         whole=("ENDPOINT",),

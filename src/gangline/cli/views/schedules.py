@@ -15,7 +15,7 @@ from ...dispatcher.jobs.stored import Schedule
 from ...schemas.errors.base import InvalidSchedule
 from ...schemas.schedules import parse_schedule, short_cron
 from ...schemas.wire.codec import from_json, to_json
-from ..console.output import Listing, about, duration, table
+from ..console.output import Listing, about, duration
 
 _RUNS: Final = 3
 """How many of the next runs are shown."""
@@ -37,7 +37,7 @@ def schedules_table(schedules: Sequence[Schedule]) -> Listing:
         )
         for schedule in schedules
     ]
-    return table(("SCHEDULE", "TASK", "WHEN", "NEXT"), lines, whole=("SCHEDULE", "NEXT"), drop=("TASK",))
+    return Listing(("SCHEDULE", "TASK", "WHEN", "NEXT"), lines, whole=("SCHEDULE", "NEXT"), drop=("TASK",))
 
 
 def _next(schedule: Schedule, now: float) -> str:

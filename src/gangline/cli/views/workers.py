@@ -24,7 +24,7 @@ from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, Meth
 from ...schemas.schedules import short_cron
 from ...schemas.text import count_of, plain
 from ..console.options import ConnectionOptions
-from ..console.output import Listing, console, duration, slots_bar, table
+from ..console.output import Listing, console, duration, slots_bar
 from ..console.session import open_client
 
 _STATE_STYLES = {"serving": "green", "draining": "yellow", "lost": "red"}
@@ -100,7 +100,7 @@ def workers_table(rows: Sequence[WorkerRow]) -> Listing:
             )
         )
     columns = ("WORKER", "STATE", "SLOTS", "TASKS", "NODE", "EPOCH", "UP")
-    return table(
+    return Listing(
         columns, lines, right=("UP",), whole=("WORKER", "STATE", "SLOTS"), drop=("EPOCH", "UP", "NODE", "TASKS")
     )
 
@@ -190,7 +190,7 @@ def _rate_shares(info: MethodInfo, record: LimitRecord | None) -> dict[str, floa
 def tasks_table(rows: Sequence[TaskRow]) -> Listing:
     lines = [(f"{row.pool}.{row.method}", str(row.info.slots), str(row.workers), row.options) for row in rows]
     columns = ("TASK", "SLOTS", "WORKERS", "DECLARES")
-    return table(columns, lines, right=("SLOTS", "WORKERS"), whole=("TASK",), wrap=("DECLARES",))
+    return Listing(columns, lines, right=("SLOTS", "WORKERS"), whole=("TASK",), wrap=("DECLARES",))
 
 
 def leases_table(leases: Sequence[LeaseRecord]) -> Listing:
@@ -208,7 +208,7 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Listing:
         for lease in leases
     ]
     columns = ("LEASE", "WORKER", "SLOTS", "FOR", "OWNER", "AGE", "EXPIRES IN")
-    return table(
+    return Listing(
         columns, lines, right=("SLOTS", "AGE", "EXPIRES IN"), whole=("LEASE", "WORKER"), drop=("AGE", "FOR", "OWNER")
     )
 

@@ -83,13 +83,15 @@ def status(connection: ConnectionOptions, name: str, as_json: bool) -> None:
     """
     from ....dispatcher.gangs.declarations import is_led, read_set
     from ...console.output import print_lines
+    from ...console.session import with_client
     from ...views.gangs import status_lines
 
-    async def read(ledger: KeyValue) -> tuple[GangSetRecord, GangSetStatus | None, bool]:
+    async def read(client: Client) -> tuple[GangSetRecord, GangSetStatus | None, bool]:
+        ledger = await client.router.ledger()
         _, record, told = await read_set(ledger, name)
         return record, told, await is_led(ledger)
 
-    record, told, led = _on_ledger(connection, read)
+    record, told, led = with_client(connection, "gangline gangset", read)
     fields = {} if told is None else told.model_dump(mode="json", exclude={"v"})
     print_lines({"name": name, "led": led, **fields}, status_lines(name, record, told, led=led), as_json)
 
@@ -176,15 +178,6 @@ renamed(command, "delete", rm)
 
 def _shape(record: GangSetRecord) -> str:
     return f"{count_of(record.gangs, 'gang')} of {record.gang.size}"
-
-
-def _on_ledger(connection: ConnectionOptions, work: Callable[[KeyValue], Coroutine[object, object, T]]) -> T:
-    from ...console.session import with_client
-
-    async def with_ledger(client: Client) -> T:
-        return await work(await client.router.ledger())
-
-    return with_client(connection, "gangline gangset", with_ledger)
 
 
 def _changed(

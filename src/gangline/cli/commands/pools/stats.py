@@ -31,7 +31,7 @@ def command(connection: ConnectionOptions, worker: str, as_json: bool) -> None:
 
 def _show(stats: StatsReply) -> None:
     from ....schemas.names import public_id
-    from ...console.output import console, duration, slots_bar, table
+    from ...console.output import Listing, console, duration, slots_bar
 
     load = stats.load
     out = console()
@@ -45,7 +45,7 @@ def _show(stats: StatsReply) -> None:
             (public_id(lease.token), str(lease.slots), str(lease.running), lease.owner, duration(lease.expires_in_s))
             for lease in stats.leases
         ]
-        out.print(table(("LEASE", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
+        out.print(Listing(("LEASE", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -42,7 +42,7 @@ def _to_json(entry: AuditEntry) -> dict[str, Any]:
 def _table(entries: Sequence[AuditEntry]) -> Listing:
     from datetime import UTC, datetime
 
-    from ...console.output import table
+    from ...console.output import Listing
 
     rows = []
     for entry in entries:
@@ -51,4 +51,4 @@ def _table(entries: Sequence[AuditEntry]) -> Listing:
         at = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         rows.append((at, entry.user, record.action, record.target, stage, record.reason))
     columns = ("WHEN (UTC)", "USER", "ACTION", "TARGET", "STAGE", "REASON")
-    return table(columns, rows, whole=("WHEN (UTC)", "USER"), wrap=("TARGET", "REASON"))
+    return Listing(columns, rows, whole=("WHEN (UTC)", "USER"), wrap=("TARGET", "REASON"))

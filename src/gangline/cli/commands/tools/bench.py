@@ -44,9 +44,9 @@ def command(quick: bool, as_json: bool, debug: bool) -> None:
 
 def _show(results: Results) -> None:
     from ....bench.table import rows
-    from ...console.output import console, table
+    from ...console.output import Listing, console
 
     out = console()
-    out.print(table(("FIGURE", "MEDIAN", "WORST TO BEST", "TARGET", "MET"), rows(results), right=("MEDIAN",)))
+    out.print(Listing(("FIGURE", "MEDIAN", "WORST TO BEST", "TARGET", "MET"), rows(results), right=("MEDIAN",)))
     about = results.to_json()["about"]
     out.print(", ".join(f"{name} {value}" for name, value in about.items()))

@@ -106,7 +106,7 @@ def _moment(at: float) -> str:
 
 def _held(records: Sequence[HistoryRecord], at: float) -> Listing:
     """Who held slots then, the longest holder first."""
-    from ...console.output import duration, table
+    from ...console.output import Listing, duration
 
     rows = []
     for record in records:
@@ -115,13 +115,13 @@ def _held(records: Sequence[HistoryRecord], at: float) -> Listing:
         slots = str(record.slots or "")
         rows.append((holder, record.owner, where, slots, _moment(record.at), duration(at - record.at)))
     headings = ("HOLDER", "OWNER", "ON", "SLOTS", "SINCE", "HELD FOR")
-    return table(headings, rows, whole=("SINCE",))
+    return Listing(headings, rows, whole=("SINCE",))
 
 
 def _table(records: Sequence[HistoryRecord]) -> Listing:
     from datetime import UTC, datetime
 
-    from ...console.output import table
+    from ...console.output import Listing
 
     rows = []
     for record in records:
@@ -129,7 +129,7 @@ def _table(records: Sequence[HistoryRecord]) -> Listing:
         rows.append(
             (at, record.kind.value.replace("_", " "), _what(record), _more(record), record.by.partition(".")[0])
         )
-    return table(
+    return Listing(
         ("WHEN (UTC)", "WHAT", "WHOM", "HOW", "BY"), rows, whole=("WHEN (UTC)", "WHAT"), wrap=("HOW",), drop=("BY",)
     )
 

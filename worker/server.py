@@ -258,16 +258,11 @@ class WorkerServer:
         self.driver.record("fence")
         self.gangs.end_all("another process has the worker's id")
 
-    def new_epoch(self, why: str, after: int = 0) -> None:
-        """Void all leases and refuse all requests sent before. Running tasks continue.
-
-        Args:
-            why: for the log.
-            after: a known earlier epoch; the new one is greater.
-        """
+    def new_epoch(self, why: str) -> None:
+        """Void all leases and refuse all requests sent before. Running tasks continue. `why`: for the log."""
         core = self.core
         old = core.epoch
-        core.new_epoch(next_epoch(max(old, after), self._place.ambient.wall()), self._loop.time())
+        core.new_epoch(next_epoch(old, self._place.ambient.wall()), self._loop.time())
         self.driver.after()
         self.driver.record("epoch", why=why)
         self._log.warning(

@@ -94,7 +94,7 @@ class SchedulerCore:
         self._state = scheduler_state = SchedulerState(settings or CoordinatorSettings(), shard)
         self._teardown = Teardown(scheduler_state)
         self._members = MemberFailures(scheduler_state, self._teardown)
-        self._forming = GangScheduler(scheduler_state, self._members, self._teardown)
+        self._forming = GangScheduler(scheduler_state, self._members)
         self._granting = GrantPipeline(scheduler_state, self._members, self._teardown)
         self._owners = OwnerRequests(scheduler_state, self._teardown, self._granting)
         self._sets = StandingSets(scheduler_state, self._teardown)

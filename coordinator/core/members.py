@@ -197,9 +197,7 @@ class Teardown:
             self._leave_set(gang)
         if gang.persisted:
             scheduler_state.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
-        scheduler_state.ended[gang.id] = FinishedGang(
-            at=scheduler_state.now, owner_id=gang.owner_id, reply=gang.describe()
-        )
+        scheduler_state.ended[gang.id] = FinishedGang(owner_id=gang.owner_id, reply=gang.describe())
         while len(scheduler_state.ended) > scheduler_state.settings.ended_keep:
             del scheduler_state.ended[next(iter(scheduler_state.ended))]
         scheduler_state.agenda.set(("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s)

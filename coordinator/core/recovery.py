@@ -107,9 +107,7 @@ class LedgerRecovery:
                 scheduler_state.add(gang)
             case GangState.ENDED:
                 gang.step = GangStep.ENDED
-                scheduler_state.ended[gang.id] = FinishedGang(
-                    at=scheduler_state.now, owner_id=gang.owner_id, reply=gang.describe()
-                )
+                scheduler_state.ended[gang.id] = FinishedGang(owner_id=gang.owner_id, reply=gang.describe())
                 scheduler_state.agenda.set(
                     ("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s
                 )

@@ -28,7 +28,7 @@ from ..model.events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
 from ..model.gang import Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import Placement, place, place_most, wanted_of
 from ..scheduling.queue import QueueHead, QueueTarget, guard, lower_than, still_good, target_of, victims
-from .members import MemberFailures, Teardown
+from .members import MemberFailures
 from .state import SchedulerState
 from .tenants import borrowed, within
 
@@ -36,10 +36,9 @@ from .tenants import borrowed, within
 class GangScheduler:
     """Starts gangs from the queue. A part of the core."""
 
-    def __init__(self, scheduler_state: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
+    def __init__(self, scheduler_state: SchedulerState, members: MemberFailures) -> None:
         self._state = scheduler_state
         self._members = members
-        self._teardown = teardown
 
     # -- who is next -------------------------------------------------------------------------------------------------
 

@@ -26,8 +26,6 @@ from .tenants import TenantUse, held_back, in_turn
 class FinishedGang:
     """What is kept about a gang that has ended."""
 
-    at: float
-    """Monotonic."""
     owner_id: str
     reply: GangReply
 

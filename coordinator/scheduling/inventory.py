@@ -298,9 +298,6 @@ class SlotIndex:
                 best = found
         return best
 
-    def pools(self) -> list[str]:
-        return sorted({pool for pool, label, _ in self._filtered if not label})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:

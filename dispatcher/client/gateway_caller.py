@@ -51,11 +51,9 @@ class GatewayCaller:
         self._names = router.names
         self._waiting: dict[asyncio.Timeout, None] = {}
         """Of requests in progress."""
-        self._closed = False
 
     def close(self) -> None:
         """End requests in progress with ClosedError. Their tasks run on until their deadlines."""
-        self._closed = True
         for scope in self._waiting:
             scope.reschedule(0.0)
 

@@ -154,7 +154,7 @@ class Dispatcher(Service[DispatcherState]):
             router=router,
             guard=guard,
             failure_detector=WorkerFailureDetector(
-                bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s, log=log
+                bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s
             ),
             known=KnownPools(),
             metrics=self.metrics,

@@ -87,7 +87,6 @@ class RoutedPool:
         self._leaving: set[WorkerEntry] = set()
         """Deletions of their registrations were seen, and are being checked."""
         self._timer: asyncio.TimerHandle | None = None
-        self._closed: GanglineError | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -490,7 +489,6 @@ class WorkerDiscovery:
         """For the last two arguments see BucketInformer."""
         self._pool = pool
         self._ledger = ledger
-        self._names = names
         self._listener = listener
         self._unclaimed: dict[str, Heartbeat] = {}
         """By worker: heartbeats of instances that the listener does not know yet; the registration may be read next."""

@@ -175,7 +175,7 @@ class RoutingCore:
     ) -> None:
         """`numbers`: order of arrival; shared by pools between which requests may move."""
         self.pool = pool
-        self.view = WorkerTable(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
+        self.view = WorkerTable(node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
         self.policy = policy
         hooks = (getattr(type(policy), "routed", None), getattr(type(policy), "completed", None))
         self._tells_policy = hooks != (PolicyBase.routed, PolicyBase.completed)

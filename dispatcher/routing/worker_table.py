@@ -171,8 +171,7 @@ _ROUTED_MODEL_S = 5.0
 class WorkerTable:
     """The workers of one pool, with an index of those that have room."""
 
-    def __init__(self, pool: str, *, node: str = "", zone: str = "", stale_after_s: float = 10.0) -> None:
-        self.pool = pool
+    def __init__(self, *, node: str = "", zone: str = "", stale_after_s: float = 10.0) -> None:
         self.version = 0
         """Grows whenever the set of eligible workers changes; used as a cache key."""
         self.workers: dict[str, WorkerEntry] = {}

@@ -21,7 +21,6 @@ from gangline.board.forecast_core import (
     WaitingLine,
     forecast,
     forecast_job,
-    without_bound,
 )
 
 NOTHING = Durations({})
@@ -250,10 +249,6 @@ def test_an_estimate_for_a_gang_is_nearly_as_good_as_one_that_knows_the_distribu
     print(f"gangs: {errors}\nknowing the distribution: {known}")
     assert known.p90_of_wait > 0.20, "nobody can do that"
     assert errors.p90_of_task <= 1.35 * known.p90_of_task
-
-
-def test_a_holder_that_renews_has_no_bound():
-    assert without_bound(holder("w", 1, 5.0)).ends_in_s is None
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -21,9 +21,7 @@ class Scene:
         self.keys: set[str] = set()
         self.checker = Checker(clock, Trace(clock), lambda: None)
         self.watch = LedgerWatch(self.checker, lambda: self.keys)
-        self.worker = WorkerModel(
-            node="w0.1", worker="w0", checker=self.checker, clock=clock, load=lambda: None, drain_grace_s=3.0
-        )
+        self.worker = WorkerModel(node="w0.1", checker=self.checker, clock=clock, load=lambda: None, drain_grace_s=3.0)
         self.lease = LeaseModel(token="t", slots=1, single_use=True, epoch=1, ttl_s=5.0, due_at=clock() + 2.0)
         self.worker.leases["t"] = self.lease
 

@@ -21,7 +21,6 @@ class Script:
         self.checker = Checker(lambda: self.now, self.trace, lambda: None)
         self.model = WorkerModel(
             node="w0.1",
-            worker="w0",
             checker=self.checker,
             clock=lambda: self.now,
             load=lambda: Load(self.model.running, self.model.reserved, 4),

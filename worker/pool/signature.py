@@ -126,12 +126,11 @@ _Kind = inspect._ParameterKind
 class Parameter:
     """One parameter, and the conversion of its value."""
 
-    __slots__ = ("adapter", "annotation", "convert", "decode", "exact", "name", "required")
+    __slots__ = ("adapter", "annotation", "convert", "decode", "exact", "name")
 
-    def __init__(self, name: str, annotation: Any, required: bool, where: str) -> None:
+    def __init__(self, name: str, annotation: Any, where: str) -> None:
         self.name = name
         self.annotation = annotation
-        self.required = required
         self.exact: type | None = annotation if isinstance(annotation, type) and annotation in _EXACT else None
         """A value of exactly this type needs no conversion."""
         self.convert: Converter | None = None
@@ -235,7 +234,7 @@ class Signature:
             if resource is not None:
                 filled.append(_filled(declared, resource, len(places) + len(filled), self._where))
                 continue
-            parameter = Parameter(declared.name, hints.get(declared.name, Any), is_required, self._where)
+            parameter = Parameter(declared.name, hints.get(declared.name, Any), self._where)
             match declared.kind:
                 case _Kind.VAR_POSITIONAL:
                     rest = parameter

@@ -96,7 +96,6 @@ class GrantedLease:
         self.slots = slots
         """Number of slots granted."""
         self.ttl_s = ttl_s
-        self.claim_s = claim_s
         self.due_at = now + claim_s
         """When it expires: `now + claim` until it is used or renewed for the first time, then `now + ttl_s` at each
         use. NEVER once it has ended."""

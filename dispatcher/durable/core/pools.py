@@ -43,7 +43,6 @@ class PoolCredit:
         "line",
         "name",
         "near",
-        "number",
         "once",
         "policies",
         "running",
@@ -51,10 +50,8 @@ class PoolCredit:
         "workers",
     )
 
-    def __init__(self, name: str, number: int, turns: TenantTurns | None = None) -> None:
+    def __init__(self, name: str, turns: TenantTurns | None = None) -> None:
         self.name = name
-        self.number = number
-        """Position in the order in which pools became known."""
         self.known = False
         self.near = ""
         """The name that was perhaps meant by that of an unknown pool."""
@@ -188,7 +185,7 @@ class PoolCredits:
         """The pool of this name; a new one, unless it is known already."""
         view = self._views.get(name)
         if view is None:
-            view = self._views[name] = PoolCredit(name, len(self._views), self.common or TenantTurns(self._weight_of))
+            view = self._views[name] = PoolCredit(name, self.common or TenantTurns(self._weight_of))
             self.touch(view)
         return view
 

@@ -30,7 +30,6 @@ from ....schemas.text import count_of, plain
 from ....schemas.wire import codec
 from ....schemas.wire.codec import Format
 from ....schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskFlag
-from ....telemetry.logs import Log
 from ....telemetry.tracing import NO_SPAN, tracer
 from ...calls.call import refuses_token
 from ...gangs.member_slots import GangHeldSlots
@@ -96,9 +95,7 @@ def late_error(entry: QueuedMessage, attempt: int, error: GanglineError) -> Gang
 class AttemptSender(AttemptListener):
     """See the module. All methods are plain calls."""
 
-    def __init__(
-        self, context: DispatcherContext, endpoint: str, *, feed: JobEventPublisher, ended: OnEnd, log: Log
-    ) -> None:
+    def __init__(self, context: DispatcherContext, endpoint: str, *, feed: JobEventPublisher, ended: OnEnd) -> None:
         self._endpoint = endpoint
         self._router = context.router
         self._exchange: RequestExchange = context.router.exchange
@@ -106,7 +103,6 @@ class AttemptSender(AttemptListener):
         self._failure_detector = context.failure_detector
         self._feed = feed
         self._ended = ended
-        self._log = log
         self._entries: dict[int, QueuedMessage] = {}
         """Entries with a current attempt, by sequence."""
         self._lessors: dict[str, SlotLessor] = {}

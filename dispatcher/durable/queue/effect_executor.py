@@ -81,9 +81,7 @@ class QueueEffectExecutor:
             log=self._log,
             stored=waiters.stored,
         )
-        self.sent_attempts = AttemptSender(
-            context, endpoint, feed=self.outcomes.feed, ended=self._on_ended, log=self._log
-        )
+        self.sent_attempts = AttemptSender(context, endpoint, feed=self.outcomes.feed, ended=self._on_ended)
         self._history = context.history
         self._short = None if self._history is None else HistorySummary(self._history, HistoryKind.ATTEMPTS)
         self.lessors: dict[str, SlotLessor] = {}

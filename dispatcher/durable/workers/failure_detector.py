@@ -26,7 +26,6 @@ from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import JobsRequest
 from ....schemas.names import Names, Operation
-from ....telemetry.logs import Log
 from ...router.router import Router
 from ...routing.worker_table import WorkerEntry
 
@@ -148,7 +147,6 @@ class WorkerFailureDetector:
         guard: DoubtMonitor,
         ping_s: float,
         gone_after_s: float,
-        log: Log,
     ) -> None:
         self._bus = bus
         self._names = names
@@ -156,7 +154,6 @@ class WorkerFailureDetector:
         self._guard = guard
         self._ping_s = ping_s
         self._gone_after_s = gone_after_s
-        self._log = log
         self._watched: dict[WorkerEntry, _Watched] = {}
         self._asked: dict[WorkerEntry, int] = {}
         """The epoch in which each worker was asked what it runs."""

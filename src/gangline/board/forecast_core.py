@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from statistics import stdev
@@ -420,8 +420,3 @@ class _Starts:
 def _stays(task: TaskRunning) -> int:
     """The slots that it gives back."""
     return task.slots if task.leaves_in_s is None else 0
-
-
-def without_bound(holder: SlotHolder) -> SlotHolder:
-    """The holder, if its end may move: it renews."""
-    return replace(holder, ends_in_s=None)

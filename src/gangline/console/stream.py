@@ -39,10 +39,6 @@ class DeltaStream:
         self._forget_connection = feed.listen_to_connection(self._tell_connection)
         self._snapshot: tuple[int, bytes] | None = None
 
-    @property
-    def readers(self) -> int:
-        return len(self._queues)
-
     def close(self) -> None:
         """End all streams."""
         self._forget()

@@ -25,7 +25,7 @@ def record(name: str, **facts: Any) -> Registration:
 
 
 def view_of(*records: Registration, **where: Any) -> WorkerTable:
-    view = WorkerTable("p", **where)
+    view = WorkerTable(**where)
     for number, each in enumerate(records, start=1):
         view.register(each, number, 0.0)
     view.check()
@@ -288,7 +288,7 @@ def test_a_known_worker_costs_at_most_1500_bytes() -> None:
         record(f"worker-{n}", instance=f"instance-{n:016}", node=f"node-{n}", labels={"gpu": "yes"}).model_dump_json()
         for n in range(1000)
     ]
-    view = WorkerTable("p")
+    view = WorkerTable()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for n, text in enumerate(texts):

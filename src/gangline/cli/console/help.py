@@ -7,20 +7,15 @@ hidden from help, works for one more release, and says its new name.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from ...schemas.text import nearest_name
 
-CONNECTION: Final = "connection"
-"""Value of `section` of the options that `connection_options` adds."""
-
 
 class SectionedOption(click.Option):
-    """An option that is shown in a section of its own."""
-
-    section = CONNECTION
+    """An option that is shown in a section of its own: one of the connection."""
 
 
 class SectionedCommand(click.Command):

@@ -55,7 +55,6 @@ class Testbed(Crew):
         """The name of that pool."""
         self.url = url
         self.names = names
-        self.bucket = bucket
         self.audit = LedgerAudit()
         self.workers: dict[str, ChildProcess] = {}
         """The running workers that serve."""

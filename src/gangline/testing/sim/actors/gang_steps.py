@@ -50,7 +50,7 @@ class GangStepRunner(RequestRecorder):
             case GangKind.QUEUE:
                 await self._queue()
             case GangKind.VANISH:
-                await self._ask(GangOperation.ACQUIRE, self._wanted(wait=False))
+                await self._ask(GangOperation.ACQUIRE, self._wanted())
             case GangKind.SET_CALL:
                 await self._call_set()
 
@@ -161,7 +161,7 @@ class GangStepRunner(RequestRecorder):
 
     # -- as other languages do ------------------------------------------------------------------------------------
 
-    def _wanted(self, *, wait: bool) -> dict[str, Any]:
+    def _wanted(self) -> dict[str, Any]:
         step = self._step
         return {
             "id": f"q{step.number}",
@@ -176,7 +176,7 @@ class GangStepRunner(RequestRecorder):
             "backoff_s": step.backoff_s,
             "grace_s": step.grace_s,
             "ttl_s": step.ttl_s,
-            "wait": wait,
+            "wait": False,
         }
 
     async def _queue(self) -> None:
@@ -185,7 +185,7 @@ class GangStepRunner(RequestRecorder):
         step, loop = self._step, asyncio.get_running_loop()
         owned = {"id": f"q{step.number}", "owner_token": f"owner{step.number}"}
         give_up_at = loop.time() + step.deadline_s + step.hold_s
-        state = await self._ask(GangOperation.ACQUIRE, self._wanted(wait=False))
+        state = await self._ask(GangOperation.ACQUIRE, self._wanted())
         while state is not None and loop.time() < give_up_at:
             await asyncio.sleep(step.ttl_s / 4)
             await self._ask(GangOperation.GET, {"id": owned["id"]})

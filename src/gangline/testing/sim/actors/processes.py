@@ -160,7 +160,6 @@ class WorkerProcess(Process):
         world, plan, node = self.world, self.plan, self.node
         model = WorkerModel(
             node=node,
-            worker=plan.name,
             checker=world.checker,
             clock=world.clock_of(node),
             load=self._load,

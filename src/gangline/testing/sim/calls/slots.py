@@ -86,7 +86,6 @@ class WorkerModel:
     """One worker process from its start to its end."""
 
     node: str
-    worker: str
     checker: Checker
     clock: Callable[[], float]
     load: Callable[[], Load | None]

@@ -71,7 +71,6 @@ class JobWatch:
         rooms: Callable[[], list[Room] | None],
     ) -> None:
         self._fail = checker.fail
-        self._trace = checker.trace
         self._clock = checker.clock
         self._hub = hub
         self._names = names

@@ -176,7 +176,6 @@ class _Overtaking:
     """One task started before another one that should have started first."""
 
     at_s: float
-    first: JobModel
     overtaken: JobModel
     text: str
 
@@ -245,7 +244,7 @@ class Turns:
                     f"(priority {other.step.priority}, published at {message.at:.3f}): an age step is "
                     f"{self._traffic.age_step_s:g} s"
                 )
-                self._open.append(_Overtaking(at_s=self._clock(), first=model, overtaken=other, text=text))
+                self._open.append(_Overtaking(at_s=self._clock(), overtaken=other, text=text))
             else:
                 self.compared += 1
         self._pass(model, passed)

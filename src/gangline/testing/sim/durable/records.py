@@ -44,7 +44,6 @@ class JobModel:
     """Whether a cancellation was requested."""
     cancelled_at: float | None = None
     """When a client was told that it is cancelled."""
-    told: list[str] = field(default_factory=list[str])
     record: ResultRecord | None = None
     recorded_at: float = 0.0
     """When its last record was stored."""

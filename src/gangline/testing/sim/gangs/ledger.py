@@ -46,16 +46,6 @@ class Held:
     reg_revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """A token granted to a gang."""
-
-    gang: str
-    generation: int
-    """Its first revision."""
-    seat: Seat
-
-
 @dataclass(slots=True, kw_only=True)
 class History:
     """The ledger's history of one gang."""
@@ -111,8 +101,8 @@ class GangLedger:
         """After the bucket vanished: until then, not everything may have been written again."""
         self.held: dict[str, Held] = {}
         """By public id of the token; from the wire."""
-        self.granted: dict[str, Granted] = {}
-        """By public id of the token; never removed."""
+        self.granted: dict[str, str] = {}
+        """By public id of the token: what it was granted for. Never removed."""
         self.history: dict[str, History] = {}
         self.commits = 0
 
@@ -339,7 +329,7 @@ class GangLedger:
             known = self.granted.get(seat.token)
             if known is not None:
                 self._fail("L8", f"gang {record.id}: {seat} has the token of {known}")
-            self.granted[seat.token] = Granted(gang=record.id, generation=record.generation, seat=seat)
+            self.granted[seat.token] = f"gang {record.id}, generation {record.generation}: {seat}"
             self._check_hold(record, seat)
 
     def _check_hold(self, record: GangRecord, seat: Seat) -> None:
@@ -363,11 +353,6 @@ class GangLedger:
         """Whether that generation was ever committed."""
         history = self.history.get(gang)
         return history is not None and history.formed is not None and history.formed.generation >= generation
-
-    def torn(self, gang: str) -> int:
-        """The newest generation that was torn down."""
-        history = self.history.get(gang)
-        return 0 if history is None else history.torn
 
     def stands(self, gang: str, generation: int, worker: WorkerId) -> bool:
         """Whether that generation has not ended and has members on the worker. (A worker that loses its member in a

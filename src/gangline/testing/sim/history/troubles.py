@@ -65,9 +65,9 @@ class Troubles:
                 self._silent.discard(name)
                 self._spans[name][-1][1] = self._clock()
 
-    def affected(self, name: str, since: float, slack_s: float = 0.0) -> bool:
-        """Whether it had any trouble since then, or up to `slack_s` before."""
-        return any(until >= since - slack_s for _, until in self._spans.get(name, ()))
+    def affected(self, name: str, since: float) -> bool:
+        """Whether it had any trouble since then."""
+        return any(until >= since for _, until in self._spans.get(name, ()))
 
     def delayed(self, since: float) -> bool:
         """Whether a server did not answer, or did not forward everything, since then."""

@@ -133,7 +133,7 @@ class Teardown:
         if gang.step is GangStep.BACKOFF:
             move(gang, Move.ELAPSED)
             gang.closing = None
-            gang.queued_at = self._state.now
+            gang.queued_at, gang.queued_wall = self._state.now, self._state.wall
             self._state.enqueue(gang)
 
     def drop(self, gang: ManagedGang, failure: Failure, error: GanglineError | None = None) -> None:

@@ -86,6 +86,7 @@ class OwnerRequests:
             tenant=event.tenant,
             created_at=scheduler_state.wall,
             queued_at=scheduler_state.now,
+            queued_wall=scheduler_state.wall,
             fit=fit,
         )
         if request.deadline_s is not None:

@@ -75,6 +75,7 @@ class LedgerRecovery:
             gangset=record.gangset,
             created_at=record.created_at,
             queued_at=scheduler_state.now,
+            queued_wall=scheduler_state.wall,
             generation=record.generation,
             failures=record.counted,
             streak=record.counted,
@@ -99,7 +100,9 @@ class LedgerRecovery:
             case GangState.QUEUED:
                 if record.created_at and not record.formed_at:
                     # It has waited since its request; since when one waits that was torn down is not recorded.
-                    gang.queued_at -= max(0.0, scheduler_state.wall - record.created_at)
+                    waited_s = max(0.0, scheduler_state.wall - record.created_at)
+                    gang.queued_at -= waited_s
+                    gang.queued_wall -= waited_s
                 if record.deadline_at is not None:
                     gang.deadline_wall = record.deadline_at
                     gang.deadline_at = scheduler_state.now + max(0.0, record.deadline_at - scheduler_state.wall)

@@ -296,6 +296,7 @@ class StandingSets:
                 gangset=name,
                 created_at=of_set.take_place(scheduler_state.wall),
                 queued_at=scheduler_state.now,
+                queued_wall=scheduler_state.wall,
                 made=scheduler_state.made,
             )
             scheduler_state.add(gang)

@@ -212,7 +212,9 @@ class ManagedGang:
     """Unix time; determines its age in the queue, also after a restart or under another leader. A gang that took the
     place of another has that gang's."""
     queued_at: float
-    """Monotonic; start of its current wait."""
+    """Monotonic; start of its current wait, or of the last one."""
+    queued_wall: float = 0.0
+    """The same as Unix time."""
     step: GangStep = GangStep.QUEUED
     generation: int = 1
     """Generation of the seats; while it waits, of the coming seats."""
@@ -361,6 +363,7 @@ class ManagedGang:
             reason=self.reason,
             rank=self.rank,
             created_at=self.created_at,
+            queued_at=self.queued_wall,
             formed_at=self.formed_wall,
             ready=self.ready and self.step in (GangStep.FORMED, GangStep.RETIRING),
         )

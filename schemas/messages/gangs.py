@@ -124,6 +124,9 @@ class GangReply(Reply):
     reason: str = ""
     rank: int | None = None
     created_at: float = 0.0
+    """Unix time of the request."""
+    queued_at: float = 0.0
+    """Unix time at which it began to wait for slots, the last time. 0: the coordinator is older and does not say."""
     formed_at: float = 0.0
     ready: bool | None = None
     """It is formed and the `gang_start` functions of all its members have succeeded. None: the coordinator is older

@@ -11,6 +11,8 @@ from gangline.board.feed import SERVICES_S, BoardFeed, following
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import connect
 from gangline.dispatcher.gateway.gateway import Gateway
+from gangline.schemas.messages.gangs import GangListReply, GangListRequest
+from gangline.schemas.names import GangOperation
 from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
@@ -90,6 +92,22 @@ async def test_services_are_there_soon_after_the_start():
     async with cluster(POOL, coordinator=True) as client, following(BoardFeed(client)) as feed:
         await asyncio.sleep(0.5)
         assert "coordinator" in {row.get("name") for row in feed.board.rows[Table.SYSTEM].values()}
+
+
+async def test_a_gang_that_is_queued_again_has_waited_since_then_and_not_since_its_request():
+    running = cluster(POOL, workers=2, coordinator=True)
+    async with running as client, following(BoardFeed(client)) as feed, client.gang(pool="train", size=2, slots=4):
+        await asyncio.sleep(100)
+        await running.workers["train.w2"].abort()
+        await asyncio.sleep(30)
+        feed.board.take()
+        (row,) = feed.board.rows[Table.WAITS].values()
+        listed = await client.router.gangs.coordinator_client.ask_for(
+            GangListReply, GangOperation.LIST, GangListRequest(), 5.0
+        )
+        (gang,) = listed.gangs
+        assert gang.state == "queued" and row["since"] == gang.queued_at > gang.created_at + 100
+        assert feed.board.rows[Table.GANGS][gang.id]["state"] == "queued"
 
 
 async def test_gangs_are_shown_with_their_age_while_no_coordinator_answers():

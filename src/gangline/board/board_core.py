@@ -455,8 +455,10 @@ class Board:
 
     def is_queued(self, gang: str) -> bool:
         """Whether the gang waits for slots."""
-        known = self.known_gang(gang)
-        return known is not None and known.state == "queued"
+        record, listed = self.gangs.get(gang), self._listed.get(gang)
+        if record is not None:
+            return rows.gang_state(record, listed) == "queued"
+        return listed is not None and listed.state == "queued"
 
     def known_gang(self, gang: str) -> GangRecord | GangReply | None:
         """Its record; before it has formed once, what the coordinator says of it."""
@@ -721,8 +723,10 @@ class Board:
             case "gang":
                 if not self.is_queued(id):
                     return None
-                gang, why = self.gangs.get(id) or self._listed[id], self._whys.get(id, (None, 0.0))
-                return rows.gang_wait(gang, sorted(self.pools_of(id)), *why)
+                listed, why = self._listed.get(id), self._whys.get(id, (None, 0.0))
+                gang = self.gangs.get(id) or self._listed[id]
+                since = listed.queued_at if listed is not None and listed.queued_at else gang.created_at
+                return rows.gang_wait(gang, since, sorted(self.pools_of(id)), *why)
             case "queue":
                 queue = self.queues.get(id)
                 return None if queue is None else rows.queue_wait(queue, self.routes.get(id), self._free_slots(id))

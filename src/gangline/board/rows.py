@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..schemas.messages.gangs import GangReply, GangWhyReply
 from ..schemas.messages.jobs import QueueStats
 from ..schemas.names import public_id
-from ..schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, LeaderAlive, LeaderRecord
+from ..schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, GangState, LeaderAlive, LeaderRecord
 from ..schemas.records.jobs import DispatcherEvent
 from ..schemas.records.routes import RouteRecord
 from ..schemas.records.workers import LeaseRecord, Registration
@@ -80,10 +80,10 @@ def gang_row(record: GangRecord, listed: GangReply | None, steps: Sequence[Row])
         listed: what the coordinator says of it, if it was asked.
         steps: its events, oldest first.
     """
-    spec = record.spec
+    spec, state = record.spec, gang_state(record, listed)
     return {
         "id": record.id,
-        "state": record.state.value,
+        "state": state.value,
         "step": record.state.value if listed is None else listed.step,
         "ready": record.ready if listed is None else listed.ready,
         "lost": [] if listed is None else list(listed.lost),
@@ -116,10 +116,17 @@ def gang_row(record: GangRecord, listed: GangReply | None, steps: Sequence[Row])
                 "slots": seat.slots,
                 "node": seat.node,
             }
-            for seat in record.seats
+            for seat in (() if state is GangState.QUEUED else record.seats)
         ],
         "steps": list(steps),
     }
+
+
+def gang_state(record: GangRecord, listed: GangReply | None) -> GangState:
+    """The record of a gang that was torn down is not written again before it forms: only the coordinator says that the
+    gang waits."""
+    again = listed is not None and listed.state is GangState.QUEUED and record.state is GangState.TEARING_DOWN
+    return GangState.QUEUED if again else record.state
 
 
 def listed_row(gang: GangReply, pools: Iterable[str], steps: Sequence[Row]) -> Row:
@@ -208,9 +215,12 @@ def old_row(what: str, at: float, why: str) -> Row:
 # -- what waits, and why ----------------------------------------------------------------------------------------------
 
 
-def gang_wait(gang: GangRecord | GangReply, pools: Sequence[str], why: GangWhyReply | None, asked_at: float) -> Row:
+def gang_wait(
+    gang: GangRecord | GangReply, since: float, pools: Sequence[str], why: GangWhyReply | None, asked_at: float
+) -> Row:
     """
     Args:
+        since: Unix time at which it began to wait.
         pools: those that are known.
         why: the coordinator's answer, if there is one.
         asked_at: Unix time of it.
@@ -220,7 +230,7 @@ def gang_wait(gang: GangRecord | GangReply, pools: Sequence[str], why: GangWhyRe
         "kind": "gang",
         "id": gang.id,
         "owner": of.owner or gang.gangset or "",
-        "since": gang.created_at,
+        "since": since,
         "priority": of.priority,
         "pools": list(pools),
         "count": of.sizes[0] if of.sizes is not None else of.size,

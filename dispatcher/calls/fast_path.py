@@ -300,7 +300,8 @@ class FastPath:
             flight.method, flight.timeout_s, flight.timeouts = method, timeout_s, timeouts
         trace: str | None = None
         if type(self.parent) is Unsampled:
-            trace = flight.trace = self.parent
+            flight.trace = self.parent
+            trace = self.parent.traceparent
         elif flight.span is not NO_SPAN:
             trace = flight.span.traceparent()
         meta = None if key is None else {"key": key}

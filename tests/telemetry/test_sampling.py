@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,7 +28,7 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 
-from gangline.telemetry.tracing import NewTrace, Unsampled, enter_unsampled, tracer
+from gangline.telemetry.tracing import NewTrace, Unsampled, attach, tracer, unsampled
 
 SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOT_SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -100,15 +104,16 @@ def test_what_is_never_sampled_carries_a_new_trace_on(install: Install, sampler:
     exporter = install(sampler)
     carried = tracer.decide()
     assert type(carried) is Unsampled
-    assert carried != tracer.decide()
+    text, other = carried.traceparent, tracer.decide()
+    assert type(other) is Unsampled and other.traceparent != text
     with tracer.span("outer", parent=carried) as outer:
-        assert outer.traceparent() == carried
+        assert outer.traceparent() == text
         assert not outer.recording
-        assert tracer.traceparent() == carried
+        assert tracer.traceparent() == text
         outer.set(anything=1)
         outer.event("anything")
         inner = tracer.start("inner", parent=outer)
-        assert inner.traceparent() == tracer.start("current").traceparent() == carried
+        assert inner.traceparent() == tracer.start("current").traceparent() == text
         inner.end(ValueError("no"))
         assert inner.traceparent() is None
     assert exporter.get_finished_spans() == ()
@@ -152,17 +157,72 @@ def test_another_sampler_is_asked_once_for_each_span(install: Install):
 def test_spans_of_users_in_a_request_that_is_not_sampled_are_not_sampled_either(install: Install):
     exporter = install(ParentBased(ALWAYS_ON))
     context = copy_context()
-    context.run(enter_unsampled, Unsampled(NOT_SAMPLED))
+    context.run(attach, unsampled(NOT_SAMPLED))
 
     def work() -> None:
         with trace.get_tracer("user").start_as_current_span("theirs") as span:
             assert f"{span.get_span_context().trace_id:032x}" == NOT_SAMPLED.split("-")[1]
             assert tracer.decide() is not None
-        assert tracer.decide() == NOT_SAMPLED
+        decided = tracer.decide()
+        assert type(decided) is Unsampled and decided.traceparent == NOT_SAMPLED
 
     context.run(work)
     assert exporter.get_finished_spans() == ()
     assert tracer.decide() is None
+
+
+READS: dict[str, Callable[[Context], Mapping[str, object]]] = {
+    "dict": dict,
+    "unpacked": lambda context: {**context},
+    "updated": lambda context: {} | context,
+    "copied": lambda context: context.copy(),
+    "items": lambda context: dict(context.items()),
+    "values": lambda context: dict(zip(context, context.values(), strict=True)),
+    "keys": lambda context: {key: context[key] for key in context.keys()},  # noqa: SIM118
+    "looked for": lambda context: {key: context[key] for key in _SPAN if key in context},
+    "counted": lambda context: context if len(context) == 1 else {},
+    "with baggage": lambda context: baggage.set_baggage("for", "it", context),
+}
+_SPAN = trace.set_span_in_context(trace.INVALID_SPAN, Context())
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_the_context_of_a_request_that_is_not_sampled_has_its_span_however_it_is_read(
+    read: Callable[[Context], Mapping[str, object]],
+):
+    found = trace.get_current_span(Context(read(unsampled(NOT_SAMPLED)))).get_span_context()
+    assert f"{found.trace_id:032x}" == NOT_SAMPLED[3:35]
+    assert f"{found.span_id:016x}" == NOT_SAMPLED[36:52]
+    assert found.is_valid and not found.trace_flags.sampled
+
+
+def test_each_new_trace_that_is_not_sampled_has_another_id(install: Install):
+    install(ParentBasedTraceIdRatio(0.1))
+    decided = [tracer.decide() for _ in range(1000)]
+    ids = {each.traceparent[3:35] if type(each) is Unsampled else each for each in decided}
+    assert len(ids) == 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_forked_process_begins_other_traces_than_its_parent():
+    program = """
+import os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from gangline.telemetry.tracing import tracer
+
+trace.set_tracer_provider(TracerProvider(ParentBasedTraceIdRatio(0.0)))
+assert tracer.enabled
+tracer.decide()
+child = os.fork()
+print(tracer.decide().traceparent, flush=True)
+if child:
+    os.waitpid(child, 0)
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
+    of_child, of_parent = output.split()
+    assert of_child[3:35] != of_parent[3:35]
 
 
 @pytest.mark.parametrize(
@@ -186,3 +246,14 @@ def test_a_sampler_that_is_replaced_counts_at_once(install: Install):
     assert type(tracer.decide()) is Unsampled
     trace.get_tracer_provider().sampler = ParentBased(ALWAYS_ON)  # type: ignore[attr-defined]
     assert tracer.decide() is None
+
+
+def test_a_sampler_that_is_replaced_again_and_again_finds_the_providers_own_ids(install: Install):
+    install(DEFAULT_OFF)
+    provider = trace.get_tracer_provider()
+    given = provider.id_generator  # type: ignore[attr-defined]
+    for rate in (0.1, 0.2, 0.3):
+        provider.sampler = ParentBasedTraceIdRatio(rate)  # type: ignore[attr-defined]
+        tracer.decide()
+        ids = tracer._known().ids
+        assert ids is not None and ids.given is given

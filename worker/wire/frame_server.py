@@ -24,7 +24,7 @@ from ...schemas.wire.codec import pack
 from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
 from ...telemetry.logs import Log
 from ...telemetry.metrics.instruments import metrics_enabled
-from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, enter_unsampled, tracer
+from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, attach, tracer
 from ..context.task_context import end, report_to, stop
 from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.eager_start import EagerStarter
@@ -165,14 +165,14 @@ class InlineRunner:
         """
         _, task_id, _, args, kwargs, _, token, _, flags, meta = frame
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
-        span, variables = NO_SPAN, copy_context()
+        span, variables, carried = NO_SPAN, copy_context(), frame[7]
         if type(trace) is Unsampled:
-            variables.run(enter_unsampled, trace)
+            variables.run(attach, trace)
+            carried = trace.traceparent
         elif self.traced:
             span = self._runs.span(record, task, trace)
             variables.run(span.enter)
-            trace = span.traceparent()
-        carried = trace if isinstance(trace, str) else None
+            carried = span.traceparent()
         context = RunContext(record, task.name, self._driver, token, carried, meta, deadline_at, self._scope)
         self._launched += 1
         if not isinstance(caller, FrameResponder):

@@ -17,12 +17,13 @@ from typing import Final
 
 from bench.chaos.client import JOBS, KINDS, POOL, SET
 from bench.chaos.faults import FAULTS, SERVER_FAULTS, order
+from bench.chaos.following import Follower, save
 from bench.chaos.report import Played
 from bench.chaos.system import ROLES, WORKERS, System, running
 from gangline.schemas.errors.base import GanglineError, JobError
 from gangline.testing.kit.judge import judge
 from gangline.testing.kit.processes import holds_within, remaining
-from gangline.testing.kit.records import Follower, SystemHistory, read, save
+from gangline.testing.kit.records import SystemHistory, read
 from gangline.testing.kit.testbed import still_held
 
 _RECOVERS_S: Final = 60.0

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
 from bench.faults.figures import Row
@@ -17,7 +19,7 @@ from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.records.routes import QueueRules, RouteRecord
-from gangline.testing.kit.judge import most_at_once
+from gangline.testing.kit.records import Run
 
 TASKS: Final = 1000
 SECONDS: Final = 0.02
@@ -134,3 +136,14 @@ async def _under_way(site: Site, tasks: int) -> list[Job]:
     jobs = await site.squares(tasks, SECONDS, held_from=some)
     await site.run_some(some)
     return jobs
+
+
+def most_at_once(runs: Iterable[Run]) -> dict[str, int]:
+    """For each key, the maximum number of its tasks that ran at once."""
+    most: dict[str, int] = {}
+    living: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.key is not None:
+            living[run.key] = [*(other for other in living[run.key] if other.ended > run.began), run]
+            most[run.key] = max(most.get(run.key, 0), len(living[run.key]))
+    return most

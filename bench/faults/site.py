@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -37,6 +39,59 @@ class Site(Testbed):
     def read(self) -> str:
         """How much of the ledger the audit has read, for notes."""
         return f"{self.audit.revisions} revisions, {self.audit.missed} not seen"
+
+    async def at_rest(self, expected: int = 0) -> float:
+        """Wait until all workers together report this many slots in use; returns when that was.
+
+        Every worker must have answered, including those that do not serve yet.
+
+        Raises:
+            TimeoutError: names what is still in use.
+        """
+        ongoing: dict[str, int | str] = {}
+
+        async def ask(name: str) -> int | str:
+            try:
+                return (await self.client.stats(f"{self.pool}.{name}")).load.ongoing
+            except GanglineError as error:
+                return f"no answer: {error}"
+
+        async def rest() -> bool:
+            nonlocal ongoing
+            names = list(self.workers)
+            ongoing = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+            slots = [each for each in ongoing.values() if isinstance(each, int)]
+            return len(slots) == len(names) and sum(slots) == expected
+
+        try:
+            await self.until(rest, "rest")
+        except TimeoutError as error:
+            raise TimeoutError(f"L4: {expected} slots should be in use, not {ongoing}\n{error}") from None
+        return time.monotonic()
+
+    async def judged(self) -> list[str]:
+        """The findings of the audit, once it has read the whole ledger and no gang is left there.
+
+        Raises:
+            TimeoutError: it did not reach the end.
+        """
+        await self.until(lambda: not self.audit.left(), "no member is left in the ledger")
+        last: int = (await self.stream_info(f"KV_{self.names.ledger_bucket}"))["state"]["last_seq"]
+        await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}")
+        return [*self.audit.broken, *self.audit.deposed]
+
+    async def stream_info(self, stream: str) -> Mapping[str, Any]:
+        """From storage. Asks again while a cluster is electing a leader."""
+        found: dict[str, Any] = {}
+
+        async def look() -> bool:
+            with contextlib.suppress(GanglineError):
+                found.update(await self.bus.api.call(f"STREAM.INFO.{stream}", what="look at a stream"))
+            alone = found.get("cluster") is None
+            return bool(found) and (alone or bool(found["cluster"].get("leader")))
+
+        await self.until(look, f"{stream} has a leader")
+        return found
 
     # -- gangs -------------------------------------------------------------------------------------------------------
 
@@ -114,6 +169,10 @@ class Site(Testbed):
         ]
         verdicts = judge(self.history(requests=asked, results=results, **facts))
         return [f"{law}: {text}" for law in JUDGED for text in verdicts[law]]
+
+    def interrupted(self, process: ChildProcess) -> list[Run]:
+        """What that process has started, and not ended."""
+        return [run for run in self.runs() if run.pid == process.pid and run.ended == NEVER]
 
     def started_twice(self) -> list[str]:
         """Jobs that were started again although the attempt before was not cut off by a kill."""

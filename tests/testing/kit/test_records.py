@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gangline.testing.kit.records import NEVER, Follower, Notebook, read
+from gangline.testing.kit.records import NEVER, Notebook, read
 
 
 def test_what_was_noted_is_read_back(tmp_path: Path) -> None:
@@ -43,15 +43,6 @@ def test_a_line_that_was_not_finished_is_no_line(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"e": "told", "id": "c1", "at')
     assert [request.answers for request in read(tmp_path).requests] == [0]
-
-
-def test_answers_are_followed_while_they_are_written(tmp_path: Path) -> None:
-    book, follower = Notebook(tmp_path, "client"), Follower(tmp_path)
-    book.note("ask", id="c1", kind="call", due=7.0)
-    assert follower.news() == []
-    book.note("told", id="c1", ok=True, value="c1")
-    assert [(request.id, request.ok) for request in follower.news()] == [("c1", True)]
-    assert follower.news() == []
 
 
 def test_what_a_client_holds_is_read_back(tmp_path: Path) -> None:

@@ -430,17 +430,6 @@ class Judge:
         yield from self.history.unrecovered
 
 
-def most_at_once(runs: Iterable[Run]) -> dict[str, int]:
-    """For each key, the maximum number of its tasks that ran at once."""
-    most: dict[str, int] = {}
-    living: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.key is not None:
-            living[run.key] = [*(other for other in living[run.key] if other.ended > run.began), run]
-            most[run.key] = max(most.get(run.key, 0), len(living[run.key]))
-    return most
-
-
 LAWS: Final[dict[str, Callable[[Judge], Iterable[str]]]] = {
     "L1 capacity": Judge.capacity,
     "L3 at most once": Judge.single_use,

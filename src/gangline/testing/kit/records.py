@@ -12,9 +12,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -207,22 +207,6 @@ class SystemHistory:
     """Kinds of requests that did not succeed again after a fault."""
 
 
-def save(history: SystemHistory, path: Path) -> None:
-    """What the harness recorded, for people who investigate a verdict: one line per process, fault and result."""
-    with path.open("w") as file:
-        for what, items in (
-            ("life", history.lives),
-            ("trouble", history.troubles),
-            ("shown", history.shown),
-        ):
-            for item in items:
-                file.write(json.dumps({"e": what, **asdict(item)}) + "\n")
-        for since, until in history.blind:
-            file.write(json.dumps({"e": "blind", "since": since, "until": until}) + "\n")
-        for job, (state, value) in history.results.items():
-            file.write(json.dumps({"e": "result", "job": job, "state": state, "value": value}) + "\n")
-
-
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of one file."""
     for line in path.read_bytes().split(b"\n"):
@@ -321,32 +305,6 @@ def add(requests: dict[str, SentRequest], line: Mapping[str, Any]) -> SentReques
 _NAMES: Final[dict[type[Any], set[str]]] = {
     kind: {each.name for each in fields(kind)} for kind in (Run, Member, SentRequest, HeldGrant)
 }
-
-
-class Follower:
-    """Follows the files of clients while they are written."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[Path, int] = {}
-        self._requests: dict[str, SentRequest] = {}
-
-    def news(self) -> Sequence[SentRequest]:
-        """The requests answered since the last call."""
-        found = []
-        for path in self._folder.glob("client-*.jsonl"):
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                text = file.read()
-            whole = text.rfind(b"\n") + 1
-            self._read[path] = self._read.get(path, 0) + whole
-            for line in text[:whole].splitlines():
-                fields = json.loads(line)
-                request = add(self._requests, fields)
-                if request is not None and fields["e"] == "told":
-                    found.append(request)
-                    del self._requests[request.id]
-        return found
 
 
 FOLDER: Final = "GANGLINE_RECORDS"

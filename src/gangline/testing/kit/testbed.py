@@ -32,7 +32,7 @@ from ...schemas.records.gangs import GangRecord, GangState
 from ...schemas.wire import codec
 from .ledger_audit import LedgerAudit, kept
 from .processes import PATIENCE_S, ChildProcess, Crew, holds_within
-from .records import FOLDER, NEVER, Run, SystemHistory, read
+from .records import FOLDER, Run, SystemHistory, read
 
 
 class Testbed(Crew):
@@ -161,35 +161,6 @@ class Testbed(Crew):
                 self._news.clear()
                 await self._news.wait()
 
-    async def at_rest(self, expected: int = 0) -> float:
-        """Wait until all workers together report this many slots in use; returns when that was.
-
-        Every worker must have answered, including those that do not serve yet.
-
-        Raises:
-            TimeoutError: names what is still in use.
-        """
-        ongoing: dict[str, int | str] = {}
-
-        async def ask(name: str) -> int | str:
-            try:
-                return (await self.client.stats(f"{self.pool}.{name}")).load.ongoing
-            except GanglineError as error:
-                return f"no answer: {error}"
-
-        async def rest() -> bool:
-            nonlocal ongoing
-            names = list(self.workers)
-            ongoing = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
-            slots = [each for each in ongoing.values() if isinstance(each, int)]
-            return len(slots) == len(names) and sum(slots) == expected
-
-        try:
-            await self.until(rest, "rest")
-        except TimeoutError as error:
-            raise TimeoutError(f"L4: {expected} slots should be in use, not {ongoing}\n{error}") from None
-        return time.monotonic()
-
     async def emptied(self) -> list[str]:
         """What is left in the task stream when all tasks have ended; waits for the last acknowledgements."""
         left = -1
@@ -222,36 +193,8 @@ class Testbed(Crew):
         """Executions of tasks so far, ordered by their start."""
         return read(self.folder).runs
 
-    def interrupted(self, process: ChildProcess) -> list[Run]:
-        """What that process has started, and not ended."""
-        return [run for run in self.runs() if run.pid == process.pid and run.ended == NEVER]
-
     def journals(self, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         return {name: self.started[name].journal() for name in names}
-
-    async def judged(self) -> list[str]:
-        """The findings of the audit, once it has read the whole ledger and no gang is left there.
-
-        Raises:
-            TimeoutError: it did not reach the end.
-        """
-        await self.until(lambda: not self.audit.left(), "no member is left in the ledger")
-        last: int = (await self.stream_info(f"KV_{self.names.ledger_bucket}"))["state"]["last_seq"]
-        await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}")
-        return [*self.audit.broken, *self.audit.deposed]
-
-    async def stream_info(self, stream: str) -> Mapping[str, Any]:
-        """From storage. Asks again while a cluster is electing a leader."""
-        found: dict[str, Any] = {}
-
-        async def look() -> bool:
-            with contextlib.suppress(GanglineError):
-                found.update(await self.bus.api.call(f"STREAM.INFO.{stream}", what="look at a stream"))
-            alone = found.get("cluster") is None
-            return bool(found) and (alone or bool(found["cluster"].get("leader")))
-
-        await self.until(look, f"{stream} has a leader")
-        return found
 
     def _on_event(self, message: Message) -> None:
         self.events.append((time.monotonic(), GangEvent.model_validate_json(message.data)))

@@ -20,7 +20,6 @@ from ..schemas.records.gangs import GangSetRecord
 from ..schemas.records.routes import parse_route
 from ..schemas.wire import codec
 
-ANSWER_S: Final = 10.0
 MOST_JOBS: Final = 5000
 
 

@@ -24,6 +24,7 @@ from ..dispatcher.jobs.storage import TaskStreams
 from ..dispatcher.jobs.stored import Schedule
 from ..schemas.errors.base import InvalidRequest, UnknownGang, UnknownJob
 from ..schemas.messages.gangs import GangQuery, GangWhyReply
+from ..schemas.messages.jobs import JobWhyReply
 from ..schemas.names import GangOperation, WorkerId, check_job, public_id
 from ..schemas.records.history import HistoryRecord
 from ..schemas.records.jobs import JobFailure
@@ -116,25 +117,24 @@ class Reads:
 
     async def why(self, fields: Fields) -> Answer:
         """`gang` or `job`: what it waits for."""
-        if gang := fields.get("gang"):
-            coordinator = self._client.router.gangs.coordinator_client
-            query = GangQuery.model_validate({"id": gang})
-            found = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, query, ANSWER_S)
-            told = [sentence.row() for sentence in gang_sentences(found, time.time())]
-            return {**found.model_dump(mode="json"), "told": told}
-        why = await why_job(self._client, self._client.job(check_job(_given(fields, "job"))))
-        return {**why.model_dump(mode="json"), "told": [sentence.row() for sentence in job_sentences(why)]}
+        why = await self._why(fields)
+        told = gang_sentences(why, time.time()) if isinstance(why, GangWhyReply) else job_sentences(why)
+        return {**why.model_dump(mode="json"), "told": [sentence.row() for sentence in told]}
 
     async def when(self, fields: Fields) -> Answer:
         """`gang` or `job`: when it can start, and what that depends on."""
         durations = await self._durations.durations()
-        if gang := fields.get("gang"):
-            coordinator = self._client.router.gangs.coordinator_client
-            query = GangQuery.model_validate({"id": gang})
-            found = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, query, ANSWER_S)
-            return gang_outlook(self._feed.board, found, durations, time.time()).row()
-        why = await why_job(self._client, self._client.job(check_job(_given(fields, "job"))))
+        why = await self._why(fields)
+        if isinstance(why, GangWhyReply):
+            return gang_outlook(self._feed.board, why, durations, time.time()).row()
         return job_outlook(self._feed.board, why, durations, time.time()).row()
+
+    async def _why(self, fields: Fields) -> GangWhyReply | JobWhyReply:
+        if gang := fields.get("gang"):
+            query = GangQuery.model_validate({"id": gang})
+            coordinator = self._client.router.gangs.coordinator_client
+            return await coordinator.ask_for(GangWhyReply, GangOperation.WHY, query, ANSWER_S)
+        return await why_job(self._client, self._client.job(check_job(_given(fields, "job"))))
 
     async def job(self, fields: Fields) -> Answer:
         """`id`: its state, attempts and last error."""

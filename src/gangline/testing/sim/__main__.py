@@ -7,19 +7,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypedDict, Unpack
+from typing import Unpack
 
-from .run import Report, drawing, run, run_many, total_outcomes
-
-
-class PlanKind(TypedDict):
-    """Options of `drawing`."""
-
-    gangs: bool
-    durable: bool
-    clocks: bool
-    aims: bool
-    limits: bool
+from .run import PlanKind, Report, drawing, run, run_many, total_outcomes
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
 from .history.checker import Violation
@@ -55,31 +56,33 @@ class Report:
         return "\n".join(lines)
 
 
+class PlanKind(TypedDict, total=False):
+    """What to draw for a seed."""
+
+    gangs: bool
+    """Add gangs to the plain traffic."""
+    durable: bool
+    """Add durable tasks to the plain traffic; not with gangs."""
+    clocks: bool
+    """Give the processes clocks that differ."""
+    aims: bool
+    """Add faults aimed at steps of gangs, sets and streams."""
+    limits: bool
+    """Let called tasks declare how many of them may run at once."""
+
+
 def run(
-    seed: int,
-    *,
-    gangs: bool = False,
-    durable: bool = False,
-    clocks: bool = False,
-    aims: bool = False,
-    limits: bool = False,
-    plan: Plan | None = None,
-    echo: Callable[[str], None] | None = None,
+    seed: int, *, plan: Plan | None = None, echo: Callable[[str], None] | None = None, **kind: Unpack[PlanKind]
 ) -> Report:
     """Play the plan of a seed (or another one) and report the result.
 
     Args:
         seed: any whole number.
-        gangs: add gangs to the plain traffic.
-        durable: add durable tasks to the plain traffic; not with gangs.
-        clocks: give the processes clocks that differ.
-        aims: add faults aimed at steps of gangs, sets and streams.
-        limits: let called tasks declare how many of them may run at once.
         plan: play this plan instead of the seed's own.
         echo: called with each line of the trace as it happens.
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
-    plan = plan or drawing(gangs=gangs, durable=durable, clocks=clocks, aims=aims, limits=limits)(seed)
+    plan = plan or drawing(**kind)(seed)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
         stack.enter_context(_collecting_at_the_end())
@@ -119,33 +122,22 @@ def _collecting_at_the_end() -> Iterator[None]:
             gc.enable()
 
 
-def drawing(
-    *, gangs: bool, durable: bool, clocks: bool = False, aims: bool = False, limits: bool = False
-) -> Callable[[int], Plan]:
+def drawing(**kind: Unpack[PlanKind]) -> Callable[[int], Plan]:
     """The function that draws such plans."""
-    draw = draw_gang_plan if gangs else draw_durable_plan if durable else draw_plan
+    draw = draw_gang_plan if kind.get("gangs") else draw_durable_plan if kind.get("durable") else draw_plan
 
     def drawn(seed: int) -> Plan:
         plan = draw(seed)
-        plan = with_clocks(plan) if clocks else plan
-        plan = with_limits(plan) if limits else plan
-        return with_aims(plan) if aims else plan
+        plan = with_clocks(plan) if kind.get("clocks") else plan
+        plan = with_limits(plan) if kind.get("limits") else plan
+        return with_aims(plan) if kind.get("aims") else plan
 
     return drawn
 
 
-def run_many(
-    seeds: Iterable[int],
-    *,
-    gangs: bool = False,
-    durable: bool = False,
-    clocks: bool = False,
-    aims: bool = False,
-    limits: bool = False,
-    processes: int | None = None,
-) -> Iterator[Report]:
+def run_many(seeds: Iterable[int], *, processes: int | None = None, **kind: Unpack[PlanKind]) -> Iterator[Report]:
     """Yield the reports of many seeds as they finish. With one process, run them here, in order."""
-    play = functools.partial(run, gangs=gangs, durable=durable, clocks=clocks, aims=aims, limits=limits)
+    play = functools.partial(run, **kind)
     if processes == 1:
         yield from map(play, seeds)
         return

@@ -208,8 +208,7 @@ class Board:
         if found is None:
             self.workers[name] = found = WorkerEntries()
             self._pools.setdefault(parts[1], set()).add(name)
-        self._dirty[Table.SLOTS].add(name)
-        self._dirty[Table.POOLS].add(parts[1])
+        self._touch_worker(name)
         return name, found
 
     def _see_registration(self, key: str, value: bytes | None) -> None:
@@ -415,8 +414,7 @@ class Board:
         entries = self.workers.get(name)
         if entries is not None:
             entries.stats, entries.stats_at = stats, now
-            self._dirty[Table.SLOTS].add(name)
-            self._dirty[Table.POOLS].add(stats.pool)
+            self._touch_worker(name)
 
     def answer_queues(self, queues: Iterable[QueueStats]) -> None:
         """All queues."""
@@ -501,8 +499,7 @@ class Board:
         for name, slots in why.kept.items():
             if slots and name in self.workers:
                 self.workers[name].kept[why.id] = slots
-                self._dirty[Table.SLOTS].add(name)
-                self._dirty[Table.POOLS].add(name.partition(".")[0])
+                self._touch_worker(name)
         self._touch_gang(why.id)
 
     def answer_services(self, services: Mapping[str, Row]) -> None:
@@ -526,10 +523,13 @@ class Board:
         for name, entries in self.workers.items():
             if entries.stats is not None and entries.stats_at + FRESH_S < now:
                 entries.stats = None
-                self._dirty[Table.SLOTS].add(name)
-                self._dirty[Table.POOLS].add(name.partition(".")[0])
+                self._touch_worker(name)
 
     # -- what follows from a change ------------------------------------------------------------------------------------
+
+    def _touch_worker(self, name: str) -> None:
+        self._dirty[Table.SLOTS].add(name)
+        self._dirty[Table.POOLS].add(name.partition(".")[0])
 
     def _touch_gang(self, id: str) -> None:
         self._dirty[Table.GANGS].add(id)
@@ -552,8 +552,7 @@ class Board:
         why = self._whys.pop(id, None)
         for name in why[0].kept if why is not None else ():
             if name in self.workers and self.workers[name].kept.pop(id, None) is not None:
-                self._dirty[Table.SLOTS].add(name)
-                self._dirty[Table.POOLS].add(name.partition(".")[0])
+                self._touch_worker(name)
 
     def _bury(self, id: str) -> None:
         """The gang's record is gone. Its last row is kept for a while."""

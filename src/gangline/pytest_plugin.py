@@ -116,17 +116,9 @@ class _Loop:
         return self._loop.run_until_complete(self._loop.create_task(coroutine, context=self._context))
 
     def close(self) -> None:
-        import asyncio
+        from .testing.loop import close_loop
 
-        try:
-            left = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.close()
+        close_loop(self._loop)
 
 
 _LOOP: Final = pytest.StashKey[_Loop]()

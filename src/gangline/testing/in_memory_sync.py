@@ -15,7 +15,7 @@ from ..schemas.errors.base import ClosedError, InvalidRequest
 from ..worker.ledger.settings import WorkerSettings
 from ..worker.pool.pool import Pool
 from .in_memory import Cluster, ClusterOptions, cluster
-from .loop import VirtualLoop
+from .loop import VirtualLoop, close_loop
 
 T = TypeVar("T")
 
@@ -34,15 +34,8 @@ class _CallersLoop(LoopThread):
         return self._loop.run_until_complete(self._loop.create_task(coroutine, context=context))
 
     def stop(self) -> None:
-        if self._loop.is_closed():
-            return
-        left = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
-        for task in left:
-            task.cancel()
-        if left:
-            self._loop.run_until_complete(asyncio.wait(left))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        if not self._loop.is_closed():
+            close_loop(self._loop)
 
 
 class SyncCluster:

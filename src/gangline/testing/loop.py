@@ -56,6 +56,19 @@ def node_context(node: str | None) -> Context:
     return context
 
 
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks of a loop that does not run, wait for their ends, and close it."""
+    try:
+        left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
 class _Task(asyncio.Task[T]):
     """A task whose hash is its serial number."""
 

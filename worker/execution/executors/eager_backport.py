@@ -85,11 +85,12 @@ class Carrier:
         """It was cancelled, or its steps have ended: start nothing more on it."""
         self.steps = self._stepping()
         self.steps.send(None)
-        main = self._main()
+        # A generator, not a coroutine that awaits it, which would be resumed with it at each step.
+        rounds = self._rounds()
         # Started before its task: a task that is cancelled before its first step would end silently, together with the
         # execution that it carries by then.
-        main.send(None)
-        self.task = loop.create_task(main, name=IDLE, context=carriers.context)
+        rounds.send(None)
+        self.task = loop.create_task(rounds, name=IDLE, context=carriers.context)
 
     @property
     def usable(self) -> bool:
@@ -162,9 +163,6 @@ class Carrier:
             wake(self)
 
     # -- its life -------------------------------------------------------------------------------------------------
-
-    async def _main(self) -> None:
-        await self._rounds()
 
     @types.coroutine
     def _rounds(self) -> Generator[Any, Any, None]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.bus.lifecycle import run_service, run_until_left
+from gangline.bus.lifecycle import run_service, run_until_left, settled_memory
 from gangline.bus.port.bus import Bus, ConnectionEvent
 from gangline.runtime.lifecycle import Service
 from gangline.schemas.errors.base import ClosedError, Disconnected
@@ -115,6 +115,18 @@ async def test_what_was_there_before_is_out_of_the_collectors_way_while_it_lives
     life.stop()
     await running
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("first", "meanwhile"), [(700, 2000), (5000, 5000), (0, 0)])
+def test_new_objects_are_collected_less_often_while_it_lives_unless_the_program_chose_how_often(first, meanwhile):
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(first, 11, 12)
+        with settled_memory():
+            assert gc.get_threshold()[0] == meanwhile
+        assert gc.get_threshold() == (first, 11, 12)
+    finally:
+        gc.set_threshold(*before)
 
 
 class State(StrEnum):

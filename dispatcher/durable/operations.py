@@ -18,6 +18,7 @@ from ...bus.rpc.responder import CountingResponder, Listening, Responder, listen
 from ...schemas.errors.base import GanglineError, InvalidRequest, NoDispatcher, UnknownJob
 from ...schemas.messages.jobs import (
     CancelReply,
+    CancelRequest,
     DispatcherStats,
     JobInfo,
     JobRequest,
@@ -192,8 +193,11 @@ class QueueOperations:
         self._queue.waiters.add(request, responder, asked)
 
     async def _cancel(self, account: str, body: Any) -> CancelReply:
-        job = self._job(account, parse_request(JobRequest, body).job)
+        request = parse_request(CancelRequest, body)
+        job = self._job(account, request.job)
         info = await self._queue.cancel(job)
+        if info is None and request.unscheduled:
+            await self._queue.unscheduled(job)
         if info is None:
             self._queue.waiters.left(job)  # its client cancels it in the stream
             raise self._not_here(job)

@@ -43,7 +43,15 @@ from ...schemas.errors.base import (
     UnknownJob,
     error_from_wire,
 )
-from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
+from ...schemas.messages.jobs import (
+    CancelReply,
+    CancelRequest,
+    JobInfo,
+    JobObstacle,
+    JobRequest,
+    JobWhyReply,
+    QueueStats,
+)
 from ...schemas.names import QueueOperation, check_name, job_endpoint, job_of_tenant, short_job
 from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec, headers
@@ -407,8 +415,10 @@ class JobQueries:
         came = await self._cancel_submission(ref, schedule)
         if info.cron is not None and not came:
             await self._cancel_declarations(ref, schedule, (info.endpoint, info.method))
-        if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)) or came:
-            await self._stop_started(ref, timeout_s)
+        purged = bool(await (await self.streams.schedules()).purge(self._names.schedule(ref.id)))
+        unscheduled = purged and info.cron is None
+        if not purged or came or unscheduled:
+            await self._stop_started(ref, timeout_s, unscheduled=unscheduled)
         return True
 
     async def _cancel_declarations(self, ref: JobRef, schedule: StreamMessage, target: tuple[str, str]) -> None:
@@ -439,11 +449,12 @@ class JobQueries:
         if (message := await self._schedule(ref)) is not None:
             await self._unschedule(ref, message, timeout_s)
 
-    async def _stop_started(self, ref: JobRef, timeout_s: float) -> None:
-        """A dispatcher may have just fetched it, and then it knows the job."""
+    async def _stop_started(self, ref: JobRef, timeout_s: float, *, unscheduled: bool = False) -> None:
+        """A dispatcher may have just fetched it, and then it knows the job. If not, the history is all that it does."""
+        request = CancelRequest(job=ref.id, unscheduled=unscheduled)
         for endpoint in await self._endpoints_of(ref):
             with contextlib.suppress(GanglineError):
-                await self.ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
+                await self.ask(endpoint, QueueOperation.CANCEL, request, CancelReply, timeout_s)
 
     async def _find(self, ref: JobRef, ended: ResultRecord | None = None) -> SearchResult:
         return await find(await self.streams.tasks(make=False), self._names, ref, ended)

@@ -104,7 +104,7 @@ _GANG_REQUESTS: Final[dict[GangOperation, tuple[Body, Body]]] = {
 }
 _QUEUE_REQUESTS: Final[dict[QueueOperation, tuple[Body, Body]]] = {
     QueueOperation.GET: (job_messages.JobRequest, job_messages.JobInfo),
-    QueueOperation.CANCEL: (job_messages.JobRequest, job_messages.CancelReply),
+    QueueOperation.CANCEL: (job_messages.CancelRequest, job_messages.CancelReply),
     QueueOperation.WHY: (job_messages.JobRequest, job_messages.JobWhyReply),
     QueueOperation.STATS: (None, job_messages.QueueStats),
     QueueOperation.WAIT: (job_messages.WaitRequest, job_messages.WaitReply),

@@ -18,9 +18,16 @@ JobId = Annotated[
 
 
 class JobRequest(Request):
-    """`<ns>.queue.<endpoint>.{get,cancel,why}`"""
+    """`<ns>.queue.<endpoint>.{get,why}`"""
 
     job: JobId
+
+
+class CancelRequest(JobRequest):
+    """`<ns>.queue.<endpoint>.cancel`"""
+
+    unscheduled: bool = False
+    """The sender has cancelled the job before it was due, and removed its schedule: for the history."""
 
 
 class WaitRequest(Request):

@@ -46,7 +46,7 @@ def test_the_protocol_names_every_field_of_what_is_told_of_a_job(feed: JobFeed, 
     ("operation", "request_", "reply"),
     [
         (QueueOperation.GET, job_messages.JobRequest, job_messages.JobInfo),
-        (QueueOperation.CANCEL, job_messages.JobRequest, job_messages.CancelReply),
+        (QueueOperation.CANCEL, job_messages.CancelRequest, job_messages.CancelReply),
         (QueueOperation.WHY, job_messages.JobRequest, job_messages.JobWhyReply),
         (QueueOperation.STATS, None, job_messages.QueueStats),
     ],

@@ -40,6 +40,7 @@ from ....schemas.messages.jobs import (
 )
 from ....schemas.messages.submission import OF_TASKS, Submission
 from ....schemas.names import WorkerId, job_of_tenant
+from ....schemas.records.history import HistoryKind
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ....schemas.text import count_of
@@ -768,6 +769,13 @@ class QueueRunner:
         if info is None or self.core.promised(job):
             return info
         return await asyncio.shield(self._cancels.setdefault(job, self._loop.create_future()))
+
+    async def unscheduled(self, job: str) -> None:
+        """A client says that it has cancelled a delayed job before it was due: record that, if the job's result says
+        so, too."""
+        history = self._context.history
+        if history is not None and await self._executor.outcomes.cancelled([job]):
+            history.record(HistoryKind.JOB_CANCELLED, job=job, endpoint=self.endpoint, attempt=0)
 
     def _remember(self, job: str) -> None:
         now = self._loop.time()

@@ -131,6 +131,14 @@ async def test_a_job_that_is_cancelled_is_recorded_whether_it_had_started_or_not
         assert (record.kind, record.attempt, record.worker) == (HistoryKind.JOB_CANCELLED, 1, "w1")
 
 
+async def test_a_delayed_job_that_is_cancelled_before_it_is_due_is_recorded_once():
+    async with system() as seen:
+        job = await seen.client.options(delay_s=3600.0).submit("images.sleep", 60.0)
+        assert await job.cancel() and not await job.cancel()
+        (record,) = await seen.told(job=job.id)
+        assert (record.kind, record.attempt, record.endpoint) == (HistoryKind.JOB_CANCELLED, 0, "images")
+
+
 async def test_failed_long_and_dead_attempts_are_recorded_and_short_ones_counted():
     async with system() as seen:
         for _ in range(5):

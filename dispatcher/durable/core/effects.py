@@ -2,9 +2,10 @@
 none is awaited.
 
 The core keeps the necessary order: an Ack comes after the end of the task was stored (a Persisted, or a Looked that
-found it), or for a message that repeats a job of the queue; a second StartAttempt comes after the AttemptEnded of the
-first and the Persisted of its failure. The shell repeats each Persist, through lost connections and unavailable
-storage, until the server has stored it or the queue is lost. TryRecords of one job are written in the requested order.
+found it), for a message that repeats a job of the queue, or at once for a task that is done if nobody keeps its result;
+a second StartAttempt comes after the AttemptEnded of the first and the Persisted of its failure. The shell repeats each
+Persist, through lost connections and unavailable storage, until the server has stored it or the queue is lost.
+TryRecords of one job are written in the requested order.
 """
 
 from __future__ import annotations
@@ -141,6 +142,8 @@ class Ack:
     job: str
     tried: bool
     """Whether the job may have a TryRecord, which must be deleted."""
+    end: JobState | None = None
+    """How the task ended; None: before, or in another message."""
 
 
 @dataclass(slots=True, kw_only=True)

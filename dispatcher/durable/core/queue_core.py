@@ -732,6 +732,10 @@ class QueueCore:
         queue, task.end = self._state, state
         if task.accepted:
             self._tenants.leave(task)
+        ttl_s = result_ttl_s(task.submission, queue.rules, queue.settings, declared=self._declared(task))
+        if state is JobState.DONE and ttl_s <= 0:
+            self._settled(task, state)  # there is nothing to store
+            return
         queue.agenda.forget(task.seq)
         queue.move(task, step)
         queue.settle(
@@ -744,7 +748,7 @@ class QueueCore:
                 reason=reason,
                 error=error,
                 started_at=task.started_at,
-                result_ttl_s=result_ttl_s(task.submission, queue.rules, queue.settings, declared=self._declared(task)),
+                result_ttl_s=ttl_s,
             )
         )
 
@@ -764,9 +768,13 @@ class QueueCore:
         elif kind is RecordKind.SCHEDULE and task.doom is StopReason.CANCELLED:
             self._store(task, JobState.CANCELLED)  # the requester removes the schedule if it repeats
         else:
-            task.end = task.end or JobState.SCHEDULED
-            self._state.totals[task.end.value] += 1
-            self._forget(task)
+            self._settled(task, task.end or JobState.SCHEDULED)
+
+    def _settled(self, task: Task, end: JobState) -> None:
+        """It has ended, and what remains of it is stored."""
+        task.end = end
+        self._state.totals[end.value] += 1
+        self._forget(task)
 
     def _repeated(self, task: Task) -> None:
         """Acknowledge it: it repeats a job of the queue, or had ended before."""
@@ -781,7 +789,7 @@ class QueueCore:
         queue.agenda.forget(task.seq)
         queue.move(task, TaskStep.ACKING)
         told = queue.tell(task, end, task.error) if task.submission.events and end is not None and end.final else ()
-        queue.settle(Ack(seq=task.seq, job=task.job, tried=task.tried), *told)
+        queue.settle(Ack(seq=task.seq, job=task.job, tried=task.tried, end=end), *told)
         self._scheduler.dismiss(task)
 
 

@@ -159,12 +159,9 @@ class QueueEffectExecutor:
     def _persist(self, effect: do.Persist) -> None:
         metrics, endpoint, seq, kind = self._context.metrics, self._endpoint, effect.seq, effect.kind
         match kind:
-            case do.RecordKind.RESULT:
-                if effect.state is JobState.CANCELLED:
-                    metrics.cancelled(endpoint)
-                    self._record(HistoryKind.JOB_CANCELLED, self._entries[seq], "", attempt=effect.attempts)
-                else:
-                    metrics.done(endpoint)
+            case do.RecordKind.RESULT if effect.state is JobState.CANCELLED:
+                metrics.cancelled(endpoint)
+                self._record(HistoryKind.JOB_CANCELLED, self._entries[seq], "", attempt=effect.attempts)
             case do.RecordKind.TRY:
                 metrics.retried(endpoint, cause_of(effect).code)
             case do.RecordKind.DEAD_LETTER:
@@ -185,6 +182,8 @@ class QueueEffectExecutor:
     def _ack(self, effect: do.Ack) -> None:
         assert self._consumer is not None
         entry = self._entries.pop(effect.seq, None)
+        if effect.end is JobState.DONE:
+            self._context.metrics.done(self._endpoint)
         if entry is not None:
             self._last = entry
             if entry.submission is not None:

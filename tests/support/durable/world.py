@@ -447,6 +447,9 @@ class World:
         assert message is not None, f"{effect} of what is gone"
         others = [seq for seq, other in self.stream.items() if other.submission.job == effect.job and seq != effect.seq]
         scheduled = message.submission in self.scheduled
+        if effect.end is JobState.DONE and message.submission.result_ttl_s == 0:
+            self.ends[effect.job] += 1
+            return
         assert effect.job in self.results or scheduled or others, f"law 1: {effect} before its end is stored"
         if others and effect.job not in self.results and not scheduled:
             self.repeats += 1

@@ -43,6 +43,18 @@ def test_a_task_is_started_stored_and_only_then_acknowledged():
     assert seq in world.acked
 
 
+def test_a_task_that_is_done_is_acknowledged_at_once_if_nobody_keeps_its_result():
+    world = world_of(1)
+    seq = world.arrive("a", result_ttl_s=0.0)
+    world.end("a")
+    assert [name for name, _ in world.network] == ["ack a"]
+    assert world.core.info("a").state is JobState.DONE
+    world.deliver()
+    assert seq in world.acked
+    assert world.ends == {"a": 1}
+    assert world.core.statistics().done == 1
+
+
 def test_a_failing_task_is_tried_as_often_as_it_says_and_then_buried_with_its_error():
     world = world_of(1)
     world.arrive("a", max_attempts=3)

@@ -11,7 +11,7 @@ twice as long to create.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....schemas.errors.base import GanglineError
@@ -138,10 +138,10 @@ class Looked(QueueEvent):
 
 @dataclass(slots=True, kw_only=True)
 class Acked(QueueEvent):
-    """The server confirmed an Ack. Until then the core remembers the sequence, so that a late redelivery does not run
-    again, and counts it in the window."""
+    """The server confirmed some Acks. Until then the core remembers the sequences, so that a late redelivery does not
+    run again, and counts them in the window."""
 
-    seq: int
+    seqs: Sequence[int]
 
 
 # -- what workers report ----------------------------------------------------------------------------------------------

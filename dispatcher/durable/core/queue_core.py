@@ -166,11 +166,9 @@ class QueueCore:
         event."""
         queue, scheduler = self._state, self._scheduler
         for event in events:
-            assert event.now >= queue.now, "time went backwards"
-            queue.now, queue.wall, queue.draw = event.now, event.wall, event.draw
-            scheduler.tick()
-            if queue.agenda and type(event) is not on.Unheard:
-                self._tick()
+            if event.now != queue.now:
+                self._clock(event)
+            queue.wall, queue.draw = event.wall, event.draw
             HANDLERS[type(event)](self, event)
         scheduler.pump()
         scheduler.want()
@@ -188,6 +186,14 @@ class QueueCore:
         count = queue.window.ask(most)
         if count:
             queue.out.append(Fetch(count=count))
+
+    def _clock(self, event: on.AnyEvent) -> None:
+        """Time has passed."""
+        assert event.now > self._state.now, "time went backwards"
+        self._state.now, self._state.wall = event.now, event.wall
+        self._scheduler.tick()
+        if type(event) is not on.Unheard:
+            self._tick()
 
     def _tick(self) -> None:
         """Handle what is due before the event, so that nothing starts past its deadline."""
@@ -282,7 +288,7 @@ class QueueCore:
         self._tick()
 
     def ticked(self, _: on.Tick) -> None:
-        """What is due has already been handled."""
+        self._tick()  # this event may have the time of the last one
 
     def _know_anew(self) -> None:
         """Routes or registrations have changed: find the tasks whose endpoints are unknown now."""
@@ -415,14 +421,15 @@ class QueueCore:
 
     def acked(self, event: on.Acked) -> None:
         queue = self._state
-        task = queue.tasks.get(event.seq)
-        if task is None or task.step is not TaskStep.ACKING:
-            return
-        queue.move(task, TaskStep.GONE)
-        queue.count[TaskStep.GONE] -= 1
-        queue.drop(task)
-        if queue.jobs.get(task.job) == task.seq:
-            del queue.jobs[task.job]
+        for seq in event.seqs:
+            task = queue.tasks.get(seq)
+            if task is None or task.step is not TaskStep.ACKING:
+                continue
+            queue.move(task, TaskStep.GONE)
+            queue.count[TaskStep.GONE] -= 1
+            queue.drop(task)
+            if queue.jobs.get(task.job) == seq:
+                del queue.jobs[task.job]
 
     def _redelivered(self, seq: int, ahead: bool) -> bool:
         queue = self._state

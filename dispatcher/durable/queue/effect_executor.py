@@ -50,6 +50,7 @@ class QueueEffectExecutor:
         entries: dict[int, QueuedMessage],
         tell: EventSink,
         tell_soon: EventSink,
+        joins_turn: Callable[[], object],
         pool_observer: PoolObserver,
         waiters: ResultWaiters,
         sure: Callable[[], Coroutine[Any, Any, None]],
@@ -59,6 +60,7 @@ class QueueEffectExecutor:
             waiters: who waits for results.
             entries: messages of the queue, by sequence; acknowledged ones are removed here.
             tell_soon: reports an event at the end of this turn, together with its other events.
+            joins_turn: lets `report_credit` be called before these.
             sure: waits until ownership of the queue is certain.
         """
         self._context = context
@@ -66,6 +68,7 @@ class QueueEffectExecutor:
         self._entries = entries
         self._tell = tell
         self._tell_soon = tell_soon
+        self._joins_turn = joins_turn
         self._pool_observer = pool_observer
         self._waiters = waiters
         self._loop = asyncio.get_running_loop()
@@ -97,7 +100,6 @@ class QueueEffectExecutor:
         self._dirty: set[str] = set()
         """Pools whose credit has changed in this turn."""
         self._wants: dict[str, do.RequestSlots] = {}
-        self._turn_ends = False
         self._timer: asyncio.TimerHandle | None = None
         self._background = TaskSet(f"effects of {endpoint}", self._log)
         self._closed = False
@@ -133,8 +135,9 @@ class QueueEffectExecutor:
         self._consumer.pull(effect.count)
 
     def _want(self, effect: do.RequestSlots) -> None:
+        if not self._wants:
+            self._context.bus.at_turn_end(self._ask_for_slots)  # when it is known how many the turn leaves free
         self._wants[effect.pool] = effect
-        self._at_turn_end()
 
     def _stop(self, effect: do.StopAttempt) -> None:
         if (entry := self._entries.get(effect.seq)) is not None:
@@ -154,7 +157,7 @@ class QueueEffectExecutor:
 
     def _look(self, effect: do.LookUpResult) -> None:
         seq = effect.seq
-        self.outcomes.look(self._endpoint, effect, lambda found: self._tell(on.Looked, seq=seq, finished=found))
+        self.outcomes.look(self._endpoint, effect, lambda found: self._tell_soon(on.Looked, seq=seq, finished=found))
 
     def _persist(self, effect: do.Persist) -> None:
         metrics, endpoint, seq, kind = self._context.metrics, self._endpoint, effect.seq, effect.kind
@@ -175,7 +178,7 @@ class QueueEffectExecutor:
             if kind is do.RecordKind.TRY and (entry := self._entries.get(seq)) is not None:
                 entry.noted = entry.attempt
                 self.sent_attempts.acknowledge(entry)
-            self._tell(on.Persisted, seq=seq, kind=kind, error=error)
+            self._tell_soon(on.Persisted, seq=seq, kind=kind, error=error)
 
         self.outcomes.persist(endpoint, self._entries[seq], effect, persisted)
 
@@ -190,12 +193,11 @@ class QueueEffectExecutor:
                 self._waiters.left(entry.submission.job)
             if entry.started:
                 self._acking[effect.seq] = entry
-            acknowledge = functools.partial(self._acknowledge, entry.message)
             copied = copied_from(entry.message.headers, self._context.names.schedules_stream)
             if copied is not None:
-                self.outcomes.copies.remove(copied, acknowledge)
+                self.outcomes.copies.remove(copied, functools.partial(self._acknowledge, entry.message))
             else:
-                acknowledge()
+                self._acknowledge(entry.message)
         if effect.tried:
             self._tried[effect.seq] = effect.job
 
@@ -289,22 +291,17 @@ class QueueEffectExecutor:
         self._history.record(kind, job=job, reason=reason, **where, **facts)
 
     def _credit_changed(self, pool: str) -> None:
-        """Report the credit once per turn, however many tasks end in it."""
         self._dirty.add(pool)
-        self._at_turn_end()
+        self._joins_turn()
 
-    def _at_turn_end(self) -> None:
-        if not self._turn_ends:
-            self._turn_ends = True
-            self._context.bus.at_turn_end(self._turn_end)
+    def report_credit(self) -> None:
+        """Report free slots once per turn, however many tasks end in it."""
+        while self._dirty and not self._closed:
+            dirty, self._dirty = self._dirty, set()
+            for pool in sorted(dirty):
+                self._tell_soon(on.SlotsGranted, pool=pool, free=self.lessor(pool).free)
 
-    def _turn_end(self) -> None:
-        """Report free slots first: then it is known how many more are needed."""
-        self._turn_ends = False
-        dirty, self._dirty = self._dirty, set()
-        for pool in sorted(dirty):
-            if not self._closed:
-                self._tell(on.SlotsGranted, pool=pool, free=self.lessor(pool).free)
+    def _ask_for_slots(self) -> None:
         wants, self._wants = self._wants, {}
         for pool, want in wants.items():
             if not self._closed:
@@ -342,8 +339,8 @@ class QueueEffectExecutor:
         """The server has removed these."""
         if self._closed:
             return
+        self._tell_soon(on.Acked, seqs=sequences)
         for seq in sequences:
-            self._tell_soon(on.Acked, seq=seq)
             # Not earlier: as long as the message exists, the next owner of the queue would ask the worker.
             if (entry := self._acking.pop(seq, None)) is not None:
                 self.sent_attempts.acknowledge(entry)

@@ -95,7 +95,9 @@ class QueueRunner:
         self._events: deque[on.AnyEvent] = deque()
         self._telling = False
         self._due = False
-        """Whether the core gets events at the end of this turn."""
+        """Whether the core gets events at the end of this turn, and the clocks were read for them."""
+        self._now = self._wall = 0.0
+        self._draw = context.chance.random
         self._closed = False
         self._died = False
         """Whether the last owner never gave up the queue."""
@@ -137,6 +139,7 @@ class QueueRunner:
             entries=self.entries,
             tell=self.tell,
             tell_soon=self.tell_soon,
+            joins_turn=self._joins_turn,
             pool_observer=self._pool_observer,
             waiters=self.waiters,
             sure=self._sure,
@@ -456,36 +459,42 @@ class QueueRunner:
 
     def tell(self, event: type[Any], /, **fields: Any) -> None:
         """Law 1."""
-        if self._note(event, fields):
+        self._look()
+        if not self._closed:
+            self._read_clocks()
+            self._append(event, fields)
             self._work()
 
     def tell_soon(self, event: type[Any], /, **fields: Any) -> None:
         """Like `tell`, but at the end of this turn with its other events, so that their effects are sent together."""
-        if self._note(event, fields):
-            self._work_soon()
+        if self._joins_turn():
+            self._append(event, fields)
 
-    def _work_soon(self) -> None:
+    def _joins_turn(self) -> bool:
+        """Prepare for an event that the core gets at the end of this turn: doubts and clocks are checked once for all
+        of them. False: the queue is closed."""
         if not self._due:
-            self._due = True
-            self._context.bus.at_turn_end(self._work)
+            self._look()
+            if not self._closed:
+                self._due = True
+                self._read_clocks()
+                self._context.bus.at_turn_end(self._end_turn)
+        return not self._closed
 
-    def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
-        """False: it has ended."""
-        self._look()
-        if self._closed:
-            return False
+    def _end_turn(self) -> None:
+        self._look()  # the process may have been frozen since the first event of this turn
+        self._executor.report_credit()
+        self._work()
+
+    def _read_clocks(self) -> None:
+        self._now, self._wall = self._loop.time(), self._context.ambient.wall()
         unheard_s = self._context.guard.unheard_s - self._unheard_s
         if unheard_s:
             self._unheard_s += unheard_s
             self._append(on.Unheard, {"seconds": unheard_s})
-        self._append(event, fields)
-        return True
 
     def _append(self, event: type[Any], fields: dict[str, Any]) -> None:
-        context = self._context
-        self._events.append(
-            event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
-        )
+        self._events.append(event(now=self._now, wall=self._wall, draw=self._draw(), **fields))
 
     def _work(self) -> None:
         self._due = False
@@ -513,17 +522,15 @@ class QueueRunner:
 
     def _on_message(self, message: StreamMessage) -> None:
         self._arrived += 1
-        self._look()
-        if self._closed:
+        if not self._joins_turn():
             return
         self._newest = max(self._newest, message.sequence)
         self._receive(message)
 
     def _read_ahead(self, message: StreamMessage) -> None:
         """A message beyond the window was read. Meanwhile the consumer may have delivered it, or it may have ended."""
-        self._look()
         seq = message.sequence
-        if not self._closed and seq > self._newest and seq not in self.entries and not self.core.knows(seq):
+        if self._joins_turn() and seq > self._newest and seq not in self.entries and not self.core.knows(seq):
             self._receive(message, ahead=True)
 
     def _receive(self, message: StreamMessage, *, ahead: bool = False) -> None:
@@ -565,18 +572,17 @@ class QueueRunner:
         self._take(message, read[0], ahead=ahead)
 
     def _take(self, message: StreamMessage, submission: Submission, *, ahead: bool = False) -> None:
-        """A task arrived. Like `tell_soon`, after checking for doubts."""
+        """A task arrived. Like `tell_soon`, after `_joins_turn`."""
         seq, job = message.sequence, submission.job
         old = seq <= self._old_to or not self._asked_of or not self.core.open or job in self._unfetched
         record = self._try_of(self.entries[seq]) if self._tries else None
         if record is not None:
             self.entries[seq].tries = record.tries
-        context = self._context
         self._events.append(
             on.TaskArrived(
-                now=self._loop.time(),
-                wall=context.ambient.wall(),
-                draw=context.chance.random(),
+                now=self._now,
+                wall=self._wall,
+                draw=self._draw(),
                 seq=seq,
                 submission=submission,
                 size=size_of(message),
@@ -587,7 +593,6 @@ class QueueRunner:
                 cancelled=record is not None and record.cancelled,
             )
         )
-        self._work_soon()
 
     def _try_of(self, entry: QueuedMessage) -> TryRecord | None:
         """Its failed attempts; perhaps under its id in earlier versions."""
@@ -618,7 +623,15 @@ class QueueRunner:
             self._old_to = max(self._old_to, self._newest)
             self._asked_of = False
             self._doubts += 1
-        self.tell(on.OwnershipDoubted)
+        if self._closed:
+            return
+        if self._events:
+            first = self._events[0]
+            self._events.appendleft(on.OwnershipDoubted(now=first.now, wall=first.wall))
+        else:
+            self._read_clocks()
+            self._append(on.OwnershipDoubted, {})
+        self._work()
 
     def _on_sure(self, missed: bool) -> None:
         """Law 5."""

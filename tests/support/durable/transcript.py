@@ -43,15 +43,14 @@ def _event(event: Any) -> str:
             return f"route: {event.route.pools('e')} {rules or ''}".rstrip()
         case on.QueueTaken():
             return "taken"
+        case on.Acked():
+            return " ".join(f"#{seq}" for seq in event.seqs) + " acked"
         case on.Persisted():
             return f"#{event.seq} {_PERSISTED[event.kind] if event.error is None else 'schedulerefused'}"
-        case on.OwnershipDoubted():
-            return "doubted"
-        case on.OwnershipConfirmed():
-            return "sure"
+        case on.OwnershipDoubted() | on.OwnershipConfirmed():
+            return "doubted" if isinstance(event, on.OwnershipDoubted) else "sure"
         case _:
-            seq = getattr(event, "seq", None)
-            return type(event).__name__.lower() if seq is None else f"#{seq} {type(event).__name__.lower()}"
+            return type(event).__name__.lower()
 
 
 def said_effect(effect: do.Effect) -> str:

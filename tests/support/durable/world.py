@@ -461,7 +461,7 @@ class World:
             self.tries.pop(effect.job, None)
             self.marked.pop(effect.job, None)
         self.runs = [run for run in self.runs if run.seq != effect.seq or not run.ended]
-        self.tell(on.Acked, seq=effect.seq)
+        self.tell(on.Acked, seqs=[effect.seq])
 
     def _start(self, effect: do.StartAttempt) -> None:
         submission = self.stream[effect.seq].submission

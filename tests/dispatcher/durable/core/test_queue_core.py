@@ -449,7 +449,7 @@ def test_an_ended_that_nobody_waits_for_changes_nothing():
     seq = world.arrive("a")
     for attempt in (0, 2):
         assert world.core.handle(on.AttemptEnded(now=world.now, wall=world.now, seq=seq, attempt=attempt)) == []
-    assert world.core.handle(on.Acked(now=world.now, wall=world.now, seq=seq)) == []
+    assert world.core.handle(on.Acked(now=world.now, wall=world.now, seqs=[seq])) == []
     for kind in set(do.RecordKind) - {do.RecordKind.CANCELLATION}:
         assert world.core.handle(on.Persisted(now=world.now, wall=world.now, seq=seq, kind=kind)) == []
     world.core.check()
@@ -504,7 +504,7 @@ def work_of(count: int, rounds: int = 30) -> float:
                 if isinstance(effect, do.StartAttempt):
                     core.handle(on.AttemptEnded(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
                     core.handle(on.Persisted(now=1.0, wall=1.0, seq=effect.seq, kind=do.RecordKind.RESULT))
-                    core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
+                    core.handle(on.Acked(now=1.0, wall=1.0, seqs=[effect.seq]))
 
     lines = lines_run(start_and_end)
     core.check()

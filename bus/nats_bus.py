@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ..runtime.clock import Environment
@@ -14,7 +14,7 @@ from .jetstream.api import JetStreamApi
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
 from .nats_client.connect import open_client
-from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
+from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication, publications
 from .nats_client.request_reply import ReplyMultiplexer
 from .port.bus import (
     Answered,
@@ -189,6 +189,12 @@ class NatsBus:
         if not self._client.ready:
             raise self._unusable()
         self._send(subject, data, reply, None)
+
+    def publish_each(self, subjects: Iterable[str], text: str) -> None:
+        """`publish_known` the same ASCII text to each of these subjects, without a reply."""
+        if not self._client.ready:
+            raise self._unusable()
+        self._client.send(publications(subjects, text))
 
     def _unusable(self) -> Disconnected | ClosedError:
         if self._closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from ...runtime.clock import Environment
@@ -36,6 +36,10 @@ class Transport(Bus, Protocol):
 
     def publish_known(self, subject: str, data: bytes, reply: str) -> None:
         """Publish to a subject that the server or we made: without checks, and without remembering it."""
+        ...
+
+    def publish_each(self, subjects: Iterable[str], text: str) -> None:
+        """`publish_known` the same ASCII text to each of these subjects, without a reply."""
         ...
 
     def start_request(

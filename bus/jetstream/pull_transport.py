@@ -144,10 +144,10 @@ class JetStreamPullTransport:
         self._bus.publish(self._next, json.dumps(request).encode(), reply=f"{self._inbox}.{generation}")
 
     def acknowledge(self, batch: Batch, number: int) -> None:
-        publish, left = self._bus.publish_known, len(batch)
-        for ack in batch.values():
-            left -= 1
-            publish(ack, b"+ACK", "" if left else f"{self._inbox}.a{number}")
+        *before, last = batch.values()
+        if before:
+            self._bus.publish_each(before, "+ACK")
+        self._bus.publish_known(last, b"+ACK", f"{self._inbox}.a{number}")
 
     def refuse(self, sequence: int) -> None:
         subject = ack_subject(self._stream.name, self._name, sequence, self._delivered)

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
@@ -216,6 +216,11 @@ class MemoryConnection:
         self.check_open()
         message = Message(subject, data, reply)
         self.depart(lambda: self.hub.route(self, message))
+
+    def publish_each(self, subjects: Iterable[str], text: str) -> None:
+        """`publish_known` the same ASCII text to each of these subjects, without a reply."""
+        for subject in subjects:
+            self.publish_known(subject, text.encode(), "")
 
     async def request(
         self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None

@@ -5,7 +5,7 @@ No IO, and no state except the bytes of an incomplete message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ...schemas.errors.base import InvalidRequest
@@ -72,6 +72,12 @@ def publication(subject: str, reply: str, data: bytes, headers: bytes = b"") -> 
         sizes = f"{len(headers)} {len(headers) + len(data)}"
         return b"%b%b%b\r\n" % (f"HPUB {subject} {reply} {sizes}\r\n".encode(), headers, data)
     return b"%b%b\r\n" % (f"PUB {subject} {reply} {len(data)}\r\n".encode(), data)
+
+
+def publications(subjects: Iterable[str], text: str) -> bytes:
+    """A PUB of the same ASCII text to each subject. In one step, since acknowledgements are as many as messages."""
+    rest = f"  {len(text)}\r\n{text}\r\n"
+    return "".join([f"PUB {subject}{rest}" for subject in subjects]).encode()
 
 
 class ProtocolParser:

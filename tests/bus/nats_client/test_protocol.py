@@ -12,6 +12,7 @@ from gangline.bus.nats_client.protocol import (
     decode_headers,
     encode_headers,
     publication,
+    publications,
 )
 from gangline.schemas.errors.base import InvalidRequest
 
@@ -161,3 +162,4 @@ def test_publications_have_the_sizes_that_the_server_checks():
     block = encode_headers({"A": "é"})
     assert publication("a", "r", b"xy", block) == b"HPUB a r %d %d\r\n%bxy\r\n" % (len(block), len(block) + 2, block)
     assert publication("é", "", b"") == "PUB é  0\r\n\r\n".encode()
+    assert publications(["a.b", "é"], "+ACK") == publication("a.b", "", b"+ACK") + publication("é", "", b"+ACK")

@@ -98,7 +98,9 @@ SOURCE: Final = "Nats-Stream-Source"
 
 def copied_from(given: Mapping[str, str] | None, stream: str) -> int | None:
     """The sequence that a message had in that stream; None: it was not copied from there."""
-    source, _, rest = (given or {}).get(SOURCE, "").partition(" ")
+    if given is None or SOURCE not in given:
+        return None
+    source, _, rest = given[SOURCE].partition(" ")
     sequence = rest.partition(" ")[0]
     return int(sequence) if source == stream and sequence.isdecimal() else None
 

@@ -171,6 +171,8 @@ class PoolCredits:
         self.add(endpoint).told = (0, 0)
         self._route = RouteRecord()
         self._weights = self._route.pools(endpoint)
+        self._only: PoolCredit | None = self[endpoint]
+        """The pool of the route, if it has just one."""
         self._chosen: dict[str, str] = {}
         """Pool by key, while the weights stay the same."""
         self._explicit = False
@@ -202,6 +204,7 @@ class PoolCredits:
         for name in (*self._weights, *route.limits):
             pool = self.add(name)
             pool.told = pool.told or (0, 0)
+        self._only = self[next(iter(self._weights))] if len(self._weights) == 1 else None
         for view in self._views.values():
             view.limit = route.limits.get(view.name)
             self.touch(view)
@@ -226,8 +229,8 @@ class PoolCredits:
         """Law 1."""
         if task.pool is not None:
             return self.add(task.pool)
-        if len(self._weights) == 1:
-            return self[next(iter(self._weights))]
+        if self._only is not None:
+            return self._only
         if task.key is None or not self._route.by_key:
             return self[choose_pool(self._route, self._endpoint, None, draw)]
         chosen = self._chosen.get(task.key)
@@ -252,6 +255,6 @@ class PoolCredits:
             return self.allows(task.pool) and self[task.pool].known
         if self._explicit:
             return True
-        if len(self._weights) == 1:
-            return self[next(iter(self._weights))].known
+        if self._only is not None:
+            return self._only.known
         return any(self[name].known for name in self._weights)

@@ -30,7 +30,10 @@ UNDECLARED: Final = TaskPolicy()
 
 
 def _first(default: T, *given: T | None) -> T:
-    return next((value for value in given if value is not None), default)
+    for value in given:
+        if value is not None:
+            return value
+    return default
 
 
 def max_attempts(

@@ -63,7 +63,6 @@ class RankedSet(TimerQueue[int]):
         return (self._sign * seq for seq in self._at)
 
     def add(self, place: Place) -> None:
-        assert place[1] not in self, place
         self.set(self._sign * place[1], self._sign * place[0])
 
     def discard(self, seq: int) -> bool:
@@ -112,7 +111,10 @@ class ReadyQueue:
         if line is None:
             line = self._lines[tenant] = {}
             self.turns.enter(tenant)
-        line.setdefault(cost, RankedSet()).add(place)
+        ranked = line.get(cost)
+        if ranked is None:
+            ranked = line[cost] = RankedSet()
+        ranked.add(place)
         self._costs[place[1]] = cost
         self.slots += cost
 

@@ -24,7 +24,6 @@ from ....schemas.errors.base import (
     WorkerLost,
 )
 from ....schemas.messages.submission import Submission
-from ....schemas.names import WorkerId
 from ....schemas.records.workers import TaskPolicy
 from ....schemas.text import count_of, plain
 from ....schemas.wire import codec
@@ -153,12 +152,12 @@ class AttemptSender(AttemptListener):
             return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
         entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
-        entry.declared(method)
         entry.count_items(known=True)
         if entry.earlier_attempt:
             entry.earlier_attempt = 0
         if isinstance(lease.hold, GangHeldSlots) and lease.hold.on_all:
             self.started += 1
+            entry.declared(method)
             self._start_on_all(entry, start, lease.hold)
             return
         sent_attempt = self._attempt(entry, worker, attached=False)
@@ -301,7 +300,7 @@ class AttemptSender(AttemptListener):
             left_ms = max(1, round((start.deadline_at - self._ambient.wall()) * 1000))
             deadline_ms = left_ms if deadline_ms is None else min(deadline_ms, left_ms)
         trace = submission.trace
-        if tracer.enabled:
+        if tracer.on():
             trace = self._trace(entry, submission) if entry.span is NO_SPAN or not more else entry.span.traceparent()
         entry.fence = self.turn + entry.attempt
         meta = self._meta(entry, submission)
@@ -366,7 +365,7 @@ class AttemptSender(AttemptListener):
 
     def acknowledge_on(self, name: str, job: str, seq: int, rank: int, attempt: int) -> None:
         """The same for one execution. A worker that misses it forgets the end later by itself."""
-        worker = self.worker(name) if name else None
+        worker = self.worker(name)
         if worker is not None and worker.acks:
             self._exchange.post(worker, (_ACK, self._endpoint, job, seq, rank, attempt))
             self.on_acknowledged(name)
@@ -576,9 +575,9 @@ class AttemptSender(AttemptListener):
 
     def worker(self, name: str) -> WorkerEntry | None:
         """The worker with this name, if the router knows it."""
-        id = WorkerId.parse(name)
-        pool = self._router.pools.get(id.pool)
-        return None if pool is None else pool.core.view.workers.get(id.worker)
+        pool_name, _, worker = name.partition(".")
+        pool = self._router.pools.get(pool_name)
+        return None if pool is None else pool.core.view.workers.get(worker)
 
     def __repr__(self) -> str:
         return f"AttemptSender({self._endpoint}, running={len(self._entries)})"

@@ -90,14 +90,7 @@ class Candidates:
         """Whether the worker could ever take it: it has the task and the labels, and is not draining."""
         request = self._request
         assert request is not None
-        if not worker.eligible or (request.method is not None and request.method not in worker.methods):
-            return False
-        if request.labels:
-            labels = worker.labels
-            for name, value in request.labels.items():
-                if labels.get(name) != value:
-                    return False
-        return True
+        return _serves(worker, request.method, request.labels)
 
     def draw(self, count: int) -> list[WorkerEntry]:
         """At most `count` different workers that fit, at random, all from the nearest tier that has any."""
@@ -125,8 +118,11 @@ class Candidates:
         """The home worker of the key, full or not; None if no worker could ever take the request."""
         request = self._request
         assert request is not None
-        labels = tuple(sorted(request.labels.items())) if request.labels else ()
-        cache_key = (key, request.method, labels)
+        return self.home_for(key, request.method, request.labels)
+
+    def home_for(self, key: str, method: str | None, labels: Mapping[str, str] | None = None) -> WorkerEntry | None:
+        """`home` of a request for that task with these labels; does not set the request."""
+        cache_key = (key, method, tuple(sorted(labels.items())) if labels else ())
         if self._homes_version != self._view.version:
             self._homes.clear()
             self._homes_version = self._view.version
@@ -136,17 +132,13 @@ class Candidates:
         best: WorkerEntry | None = None
         highest = -1
         for worker in self._view.workers.values():
-            if self.serves(worker) and (points := score(print_, worker.print)) > highest:
+            if _serves(worker, method, labels) and (points := score(print_, worker.print)) > highest:
                 best, highest = worker, points
         if best is not None:
             self._homes[cache_key] = best
             if len(self._homes) > _HOMES_KEPT:
                 self._homes.popitem(last=False)
         return best
-
-    def known_home(self, key: str, method: str) -> WorkerEntry | None:
-        """`home` of a request without labels, if it has been computed; does not set the request."""
-        return self._homes.get((key, method, ())) if self._homes_version == self._view.version else None
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +173,17 @@ class Candidates:
                 if len(found) == count:
                     break
         return list(found)
+
+
+def _serves(worker: WorkerEntry, method: str | None, labels: Mapping[str, str] | None) -> bool:
+    if not worker.eligible or (method is not None and method not in worker.methods):
+        return False
+    if labels:
+        has = worker.labels
+        for name, value in labels.items():
+            if has.get(name) != value:
+                return False
+    return True
 
 
 def sample(row: list[WorkerEntry], count: int, draw: Draw) -> list[WorkerEntry]:

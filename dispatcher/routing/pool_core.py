@@ -288,11 +288,11 @@ class RoutingCore:
         return worker
 
     def place_keyed(self, method: str, key: str) -> WorkerEntry | None:
-        """`place_plain` for a request with a key. None also if the key's home is not known yet, or is full."""
+        """`place_plain` for a request with a key. None also if the key's home is full."""
         table = self.view.table
         if table is None or not self.connected or not self._sticky or self._line.size:
             return None
-        home = self._candidates.known_home(key, method)
+        home = self._candidates.home_for(key, method)
         if home is None or not home.has_room:
             return None
         declared = table.get(method)

@@ -165,7 +165,6 @@ def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tupl
             endpoint=endpoint,
             method=rng.choices(("job", "job_heavy"), weights=(8, 1))[0],
             duration_s=rng.choice((0.05, 0.3, 0.6)) * rng.uniform(0.5, 1.5),
-            endings=(JobEnding.RETURN,),
             priority=rng.choice((-1, 0, 0, 1, 3)),
         )
         for number in range(first, first + min(6 * slots, rng.choice((10, 20, 30))))

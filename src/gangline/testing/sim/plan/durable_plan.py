@@ -65,7 +65,7 @@ class JobStep:
     endpoint: str
     method: str
     duration_s: float
-    endings: tuple[JobEnding, ...]
+    endings: tuple[JobEnding, ...] = (JobEnding.RETURN,)
     """By attempt; further attempts end like the last one."""
     items: int = 0
     """Number of items that an attempt of `job_items` yields."""

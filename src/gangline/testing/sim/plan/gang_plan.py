@@ -44,28 +44,28 @@ class GangStep:
     kind: GangKind
     bundles: tuple[Bundle, ...]
     strategy: Strategy
-    priority: int
-    preempt: bool
+    priority: int = 0
+    preempt: bool = False
     restart: RestartPolicy
-    max_restarts: int
-    backoff_s: float
-    grace_s: float
+    max_restarts: int = 3
+    backoff_s: float = 0.05
+    grace_s: float = 0.2
     ttl_s: float
     deadline_s: float
-    runs: int
+    runs: int = 1
     """Number of runs on all ranks, one after another, or of calls."""
-    together: bool
+    together: bool = False
     """Whether all calls are made at once."""
-    meets: bool
+    meets: bool = False
     """Whether the ranks of a run meet at a barrier and gather values."""
     duration_s: float
-    breaking: Breaking
+    breaking: Breaking = Breaking.NOTHING
     timeout_s: float
     """Timeout of each run or call."""
-    retries: int
-    partial: bool
-    hold_s: float
-    cancel_after_s: float | None
+    retries: int = 0
+    partial: bool = False
+    hold_s: float = 0.0
+    cancel_after_s: float | None = None
     """When the whole step is cancelled."""
     target: str = ""
     """The standing set that is called."""
@@ -105,11 +105,11 @@ class GangTraffic:
     """The part of a plan that concerns gangs."""
 
     coordinators: tuple[str, ...]
-    steps: tuple[GangStep, ...]
-    sets: tuple[SetStep, ...]
+    steps: tuple[GangStep, ...] = ()
+    sets: tuple[SetStep, ...] = ()
     starve_after_s: float
     """Setting of all coordinators."""
-    failing_starts: float
+    failing_starts: float = 0.0
     """Share of members that fail in their start hook, if the pool has one."""
     starts: Starts = field(default_factory=lambda: Starts())
     """What the start hooks of standing gangs do while there is traffic, if the pool has one."""

@@ -11,8 +11,8 @@ from ....bus.memory.faults import FaultRates
 from ....schemas.records.gangs import Bundle, RestartPolicy, Strategy
 from ....schemas.records.workers import TaskPolicy
 from .durable_draw import HOLDER, draw_durable_plan, listing
-from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
-from .gang_plan import Breaking, GangKind, GangStep, GangTraffic, SetStep
+from .durable_plan import DurableTraffic, JobKind, JobStep
+from .gang_plan import GangKind, GangStep, GangTraffic, SetStep
 from .plan import (
     LATENCY_S,
     MAX_DELAY_S,
@@ -25,7 +25,6 @@ from .plan import (
     Step,
     StepKind,
     Storm,
-    TaskEnding,
     WorkerPlan,
     draw_plan,
 )
@@ -77,15 +76,7 @@ def _call(rng: random.Random, number: int, at_s: float, pool: str, methods: tupl
         pool=pool,
         method=rng.choice(methods),
         duration_s=rng.choice((0.0, 0.05, 0.3, 0.6)) * rng.uniform(0.5, 1.5),
-        ending=TaskEnding.RETURN,
         timeout_s=6.0,
-        cancel_after_s=None,
-        slots=1,
-        ttl_s=1.0,
-        uses=1,
-        together=False,
-        hold_s=0.0,
-        key=None,
     )
 
 
@@ -144,24 +135,12 @@ def draw_repairs_plan(seed: int) -> Plan:
         kind=GangKind.QUEUE,
         bundles=(Bundle(pool=_POOL, slots=1, count=2),),
         strategy=Strategy.SPREAD,
-        priority=0,
-        preempt=False,
         restart=RestartPolicy.RESTART_MEMBER,
-        max_restarts=3,
-        backoff_s=0.05,
-        grace_s=0.2,
         ttl_s=4.0 if loses_ledger else 1.0,
         deadline_s=3.0,
-        runs=1,
-        together=False,
-        meets=False,
         duration_s=0.05,
-        breaking=Breaking.NOTHING,
         timeout_s=3.0,
-        retries=0,
-        partial=False,
         hold_s=2.0,
-        cancel_after_s=None,
     )
     return replace(
         draw_plan(seed),
@@ -173,7 +152,7 @@ def draw_repairs_plan(seed: int) -> Plan:
         aims=tuple(aims),
         traffic_s=7.0,
         watched=False,
-        gangs=GangTraffic(coordinators=("k0", "k1"), steps=(step,), sets=(), starve_after_s=2.0, failing_starts=0.0),
+        gangs=GangTraffic(coordinators=("k0", "k1"), steps=(step,), starve_after_s=2.0),
     )
 
 
@@ -215,9 +194,7 @@ def draw_roll_plan(seed: int) -> Plan:
         aims=tuple(replace(aim, nth=2 * gangs + 1) for aim in aims),  # formed and ready
         traffic_s=9.0,
         watched=False,
-        gangs=GangTraffic(
-            coordinators=("k0", "k1"), steps=(), sets=tuple(sets), starve_after_s=2.0, failing_starts=0.0
-        ),
+        gangs=GangTraffic(coordinators=("k0", "k1"), sets=tuple(sets), starve_after_s=2.0),
     )
 
 
@@ -296,7 +273,6 @@ def draw_tenants_plan(seed: int) -> Plan:
                 endpoint=pool,
                 method="job",
                 duration_s=rng.choice((0.2, 0.4, 0.6)),
-                endings=(JobEnding.RETURN,),
                 tenant=tenant,
                 called=f"named-{each}" if each % 2 else None,
             )
@@ -339,7 +315,6 @@ def draw_returned_plan(seed: int) -> Plan:
             endpoint=_POOL,
             method="job_items",
             duration_s=rng.uniform(2.0, 4.0),
-            endings=(JobEnding.RETURN,),
             items=rng.choice((80, 150)),
         )
         for number in range(rng.choice((1, 2, 3)))
@@ -360,7 +335,6 @@ def draw_withdrawn_plan(seed: int) -> Plan:
         endpoint=_POOL,
         method="job",
         duration_s=0.05,
-        endings=(JobEnding.RETURN,),
         doom_after_s=rng.uniform(0.05, 0.8),
         period_s=1,
         series=0,
@@ -418,7 +392,6 @@ def draw_late_deliveries_plan(seed: int) -> Plan:
             endpoint=_POOL,
             method="job",
             duration_s=0.0 if number % 4 == 2 else rng.choice((0.1, 0.3)),
-            endings=(JobEnding.RETURN,),
             tenant="shop" if number % 4 == 2 else "lab",
         )
         for number in range(40)
@@ -450,7 +423,6 @@ def draw_lost_deliveries_plan(seed: int) -> Plan:
             endpoint=_POOL,
             method="job",
             duration_s=rng.uniform(1.0, 2.0),
-            endings=(JobEnding.RETURN,),
         )
         for number in range(rng.choice((1, 2, 4)))
     ]
@@ -481,7 +453,6 @@ def draw_shared_unit_plan(seed: int) -> Plan:
                 endpoint=_POOL,
                 method="job" if number % 2 or rng.random() < 0.5 else "job_items",
                 duration_s=rng.choice((0.0, 0.02, 0.2)),
-                endings=(JobEnding.RETURN,),
             )
         )
     plan = _durable(seed, _workers(rng.choice((2, 3)), 1), steps, [], dispatchers=("d0",), traffic_s=at_s + 4.0)

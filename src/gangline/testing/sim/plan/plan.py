@@ -133,20 +133,20 @@ class Step:
     pool: str
     method: str
     duration_s: float
-    ending: TaskEnding
+    ending: TaskEnding = TaskEnding.RETURN
     timeout_s: float
-    cancel_after_s: float | None
+    cancel_after_s: float | None = None
     """When the whole step is cancelled."""
-    slots: int
+    slots: int = 1
     """Slots of a lease."""
-    ttl_s: float
-    uses: int
+    ttl_s: float = 1.0
+    uses: int = 1
     """Number of tasks on a lease, or of items of a stream."""
-    together: bool
+    together: bool = False
     """Whether a lease is used by all tasks at once or by one after another."""
-    hold_s: float
+    hold_s: float = 0.0
     """How long a selection or lease is held before it is used or released."""
-    key: str | None
+    key: str | None = None
     """Sticky routing key."""
 
 

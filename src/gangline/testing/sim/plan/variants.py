@@ -9,7 +9,7 @@ from typing import Final
 
 from ....schemas.records.gangs import Bundle, RestartPolicy, Strategy
 from ...loop import NodeClock
-from .gang_plan import Breaking, GangKind, GangStep, GangTraffic
+from .gang_plan import GangKind, GangStep, GangTraffic
 from .plan import OF_OWNERS, Accident, Aim, Moment, Plan, StepKind
 
 
@@ -77,21 +77,14 @@ def _aimed_at(plan: Plan) -> GangTraffic | None:
         priority=5,
         preempt=True,
         restart=RestartPolicy.RESTART_MEMBER,
-        max_restarts=3,
-        backoff_s=0.05,
-        grace_s=0.2,
         ttl_s=4.0,
         deadline_s=6.0,
         runs=2,
-        together=False,
         meets=True,
         duration_s=rng.choice((0.002, 0.05)),
-        breaking=Breaking.NOTHING,
         timeout_s=6.0,
         retries=3,
-        partial=False,
         hold_s=rng.uniform(0.001, 0.1),
-        cancel_after_s=None,
     )
     return replace(gangs, steps=(*gangs.steps, step))
 

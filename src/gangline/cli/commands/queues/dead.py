@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,7 @@ from ....schemas.errors.base import GanglineError, InvalidRequest, JobError
 from ...console.arguments import job_argument, reason_option
 from ...console.completion import letters
 from ...console.help import renamed
-from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.options import Command, ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -60,61 +60,35 @@ def show(connection: ConnectionOptions, job: str, as_json: bool) -> None:
     print_lines(letter_json(letter), letter_lines(letter), as_json)
 
 
-def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint: str | None) -> None:
-    if bool(jobs) == everything:
-        raise click.UsageError("give job ids, or --all", ctx)
-    if endpoint is not None and not everything:
-        raise click.UsageError("--endpoint needs --all", ctx)
+def _which(function: Command) -> Command:
+    """The letters of these jobs, or all of them, or all of an endpoint."""
+    everything = click.option("--all", "everything", is_flag=True, help="All dead letters.")
+    jobs = click.argument("jobs", metavar="JOB...", nargs=-1, shell_complete=letters)
+    return jobs(everything(_ENDPOINT(function)))
 
 
 @command.command(short_help="Requeue dead letters.")
-@click.argument("jobs", metavar="JOB...", nargs=-1, shell_complete=letters)
-@click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@_ENDPOINT
+@_which
 @reason_option
 @connection_options
-@click.pass_context
-def replay(
-    ctx: click.Context,
-    connection: ConnectionOptions,
-    jobs: tuple[str, ...],
-    everything: bool,
-    endpoint: str | None,
-    reason: str,
-) -> None:
+def replay(connection: ConnectionOptions, reason: str, **which: Any) -> None:
     """Requeue dead letters under their job ids with a fresh set of attempts.
 
     JOB is a job's id, or its beginning.
     """
-    _jobs(ctx, jobs, everything, endpoint)
-
-    _do(
-        connection, "dead replay", jobs, endpoint, reason, lambda client, which: client.replay(which), "is queued again"
-    )
+    _do(connection, "dead replay", reason, lambda client, letter: client.replay(letter), "is queued again", **which)
 
 
 @command.command(short_help="Remove dead letters.")
-@click.argument("jobs", metavar="JOB...", nargs=-1, shell_complete=letters)
-@click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@_ENDPOINT
+@_which
 @reason_option
 @connection_options
-@click.pass_context
-def rm(
-    ctx: click.Context,
-    connection: ConnectionOptions,
-    jobs: tuple[str, ...],
-    everything: bool,
-    endpoint: str | None,
-    reason: str,
-) -> None:
+def rm(connection: ConnectionOptions, reason: str, **which: Any) -> None:
     """Remove dead letters; their jobs stay dead.
 
     JOB is a job's id, or its beginning.
     """
-    _jobs(ctx, jobs, everything, endpoint)
-
-    _do(connection, "dead rm", jobs, endpoint, reason, lambda client, which: client.drop(which), "is removed")
+    _do(connection, "dead rm", reason, lambda client, letter: client.drop(letter), "is removed", **which)
 
 
 renamed(command, "drop", rm)
@@ -123,13 +97,19 @@ renamed(command, "drop", rm)
 def _do(
     connection: ConnectionOptions,
     action: str,
-    jobs: tuple[str, ...],
-    endpoint: str | None,
     reason: str,
     do: Callable[[Client, str | DeadLetter], Awaitable[object]],
     done: str,
+    *,
+    jobs: tuple[str, ...],
+    everything: bool,
+    endpoint: str | None,
 ) -> None:
     """Do it with these jobs, or with all dead letters, and print what is `done`. The audit trail has whole ids."""
+    if bool(jobs) == everything:
+        raise click.UsageError("give job ids, or --all", click.get_current_context())
+    if endpoint is not None and not everything:
+        raise click.UsageError("--endpoint needs --all", click.get_current_context())
     from ....dispatcher.jobs.dead_letters import audited
     from ...console.session import audit_of, with_client
 

@@ -132,15 +132,13 @@ class Router:
         kwargs: Mapping[str, Any] | None = None,
         *,
         options: CallOptions = DEFAULTS,
-        parent: str | None = None,
-        flags: int = 0,
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
         try:
             plain = options.short and self._state == "running"
-            flight = self._fast_path.launch(target, args, kwargs, options, flags, parent) if plain else None
+            flight = self._fast_path.launch(target, args, kwargs, options, 0) if plain else None
             if flight is None:
-                order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
+                order = self.order(target, args, kwargs or {}, options)
                 if plain:
                     order.span_parent, order.drawn = self._fast_path.parent, self._fast_path.drawn
                 with self._observed_routed(order) as (routed_request, span):
@@ -151,7 +149,7 @@ class Router:
                 self._fast_path.failed(flight, error)
                 raise
             if type(outcome) is not list or outcome[0] != _OK:
-                order = self.order(target, args, kwargs or {}, options, flags=flags)
+                order = self.order(target, args, kwargs or {}, options)
                 return (await self._go_on(flight, outcome, order))[0]
             if self.exchange.measured or flight.span is not NO_SPAN:
                 self._fast_path.answered(flight)
@@ -434,7 +432,7 @@ class Router:
         self.check_open()
         return await self._following.get(name, deadline)
 
-    async def target(self, name: str, deadline: float | None = None) -> RoutedPool:
+    async def target(self, name: str) -> RoutedPool:
         """The pool of that name; for a standing set, the pool that has its gangs as workers.
 
         Raises:
@@ -442,8 +440,8 @@ class Router:
             Unavailable: its workers or gangs could not be read.
         """
         self.check_open()
-        routed = await self.sets.find_if_permitted(name, deadline)
-        return await self._following.get(name, deadline) if routed is None else routed.pool
+        routed = await self.sets.find_if_permitted(name, None)
+        return await self._following.get(name, None) if routed is None else routed.pool
 
     def known_target(self, name: str) -> RoutedPool | None:
         """The same, if it is known already."""

@@ -45,8 +45,8 @@ def counted(rank: int, own: int, *, total: int = 3, generation: int = 1) -> Coun
 
 
 PARTS = [
-    CountedPart(number=0, gang="g", ranks=[counted(0, 1), counted(1, 2)]),
-    CountedPart(number=1, gang="g", ranks=[counted(0, 3, generation=2), counted(1, 0, generation=2)]),
+    CountedPart(number=0, ranks=[counted(0, 1), counted(1, 2)]),
+    CountedPart(number=1, ranks=[counted(0, 3, generation=2), counted(1, 0, generation=2)]),
 ]
 TALLY = {"def": 2, ALL: 6}
 

@@ -62,7 +62,6 @@ class CountedPart:
     """One part of the files, counted by all ranks of a gang."""
 
     number: int
-    gang: str
     ranks: Sequence[Counted]
     """The answer of each rank."""
 

@@ -97,7 +97,7 @@ class GangShow:
         except GangRestarted as error:
             self.screen.say(f"The interrupted run got: {error}")
             results = await gang.run(METHOD, list(paths))
-        return CountedPart(number=number, gang=gang.id, ranks=[Counted(**one) for one in results])
+        return CountedPart(number=number, ranks=[Counted(**one) for one in results])
 
     async def _kill(self, gang: Gang, run: asyncio.Future[list[Any]]) -> None:
         """SIGKILL the worker of the last rank during the run."""

@@ -50,10 +50,12 @@ class AuditEntry:
 class AuditTrail:
     """Records what one operator does, and reads what all did."""
 
-    def __init__(self, bus: Bus, names: Names, streams: TaskStreams, ambient: Environment | None = None) -> None:
+    def __init__(
+        self, bus: Bus, names: Names, streams: TaskStreams | None = None, ambient: Environment | None = None
+    ) -> None:
         self._bus = bus
         self._names = names
-        self._streams = streams
+        self._streams = streams or TaskStreams(bus, names)
         self._ambient = ambient or Environment()
 
     @property

@@ -65,8 +65,7 @@ class Actions:
     def __init__(self, client: Client, allowed: frozenset[str]) -> None:
         self._client = client
         self._allowed = allowed
-        router = client.router
-        self._trail = AuditTrail(router.bus, router.names, TaskStreams(router.bus, router.names))
+        self._trail = AuditTrail(client.router.bus, client.router.names)
         self._by_name: dict[str, tuple[str, Callable[[ActionRequest], Awaitable[Done]]]] = {
             "drain": ("drain", self._drain),
             "resize": ("resize", self._resize),

@@ -20,7 +20,6 @@ from ..dispatcher.client.audit import AuditTrail
 from ..dispatcher.client.client import Client
 from ..dispatcher.client.history import HistoryFilter, HistoryReader
 from ..dispatcher.jobs.dead_letters import DeadLetter
-from ..dispatcher.jobs.storage import TaskStreams
 from ..dispatcher.jobs.stored import Schedule
 from ..schemas.errors.base import InvalidRequest, UnknownGang, UnknownJob
 from ..schemas.messages.gangs import GangQuery, GangWhyReply
@@ -219,8 +218,7 @@ class Reads:
 
     async def audit(self, fields: Fields) -> Answer:
         """What operators did, newest last."""
-        router = self._client.router
-        trail = AuditTrail(router.bus, router.names, TaskStreams(router.bus, router.names))
+        trail = AuditTrail(self._client.router.bus, self._client.router.names)
         try:
             entries = await trail.entries(user=fields.get("user") or None, limit=MOST_ENTRIES)
         except NotPermitted as error:  # it is no observer who asks

@@ -100,10 +100,8 @@ def with_client(connection: ConnectionOptions, name: str, work: Callable[[Client
 def audit_of(client: Client) -> AuditTrail:
     """The audit trail, on the connection of a client."""
     from ...dispatcher.client.audit import AuditTrail
-    from ...dispatcher.jobs.storage import TaskStreams
 
-    router = client.router
-    return AuditTrail(router.bus, router.names, TaskStreams(router.bus, router.names))
+    return AuditTrail(client.router.bus, client.router.names)
 
 
 def as_operator(

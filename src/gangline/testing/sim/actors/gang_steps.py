@@ -136,13 +136,7 @@ class GangStepRunner(RequestRecorder):
     async def _calls(self, gang: Gang) -> None:
         step = self._step
         gang = gang.options(timeout_s=step.timeout_s, retries=step.retries)
-        if step.together:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(step.runs):
-                    group.create_task(self._call(gang))
-        else:
-            for _ in range(step.runs):
-                await self._call(gang)
+        await self._several(step.runs, step.together, lambda: self._call(gang))
 
     async def _call(self, gang: Gang) -> None:
         request = self._begin(self._step.timeout_s, idempotent=bool(self._step.retries))

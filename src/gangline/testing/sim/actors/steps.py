@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
@@ -50,6 +50,16 @@ class RequestRecorder:
             self._note(request, "ok")
             wanted = result_of(request.id) if expected is None else expected
             self._world.outcomes.succeeded(request, value, wanted)
+
+    async def _several(self, count: int, together: bool, once: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it so often, all at once or one after another."""
+        if together:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(once())
+        else:
+            for _ in range(count):
+                await once()
 
     def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
         if request.outcome is None:  # otherwise it was answered, and this ended its selection, lease or gang
@@ -153,19 +163,9 @@ class StepRunner(RequestRecorder):
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
                 if step.kind is StepKind.LEASE:
-                    await self._use(lease)
+                    await self._several(step.uses, step.together, lambda: self._use(lease))
 
     async def _use(self, lease: Lease) -> None:
-        step = self._step
-        if step.together:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(step.uses):
-                    group.create_task(self._use_once(lease))
-        else:
-            for _ in range(step.uses):
-                await self._use_once(lease)
-
-    async def _use_once(self, lease: Lease) -> None:
         request = self._begin()
         await self._answer(request, lease.call(self._step.method, **self._arguments(request)))
 

@@ -258,10 +258,16 @@ class JobQueries:
         except UnknownJob:
             return False
         except NoDispatcher as error:
-            return not isinstance(error.__cause__, NoResponders)
+            return not isinstance(error.__cause__, NoResponders) or await self._unfinished(ref)
         except RequestTimeout:
             return True
         return info.sequence == ref.sequence
+
+    async def _unfinished(self, ref: JobRef) -> bool:
+        """Whether its queue has an owner that has not acknowledged it. An owner in doubt does not answer."""
+        tasks = await self.streams.tasks(make=False)
+        waits = (await find(tasks, self._names, ref._replace(result_kept=False))).message is not None
+        return waits and ref.endpoint in await self.had()
 
     # -- queues ---------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from gangline.bus.port.bus import StreamMessage
-from gangline.dispatcher.jobs.dead_letters import DeadLetter
+from gangline.bus.port.bus import ConsumerSettings, StreamMessage
+from gangline.dispatcher.jobs.dead_letters import BURIED, DeadLetter
+from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.schemas.errors.base import InvalidName, InvalidRequest, JobError, PayloadTooLarge, UnknownJob
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobProgress, JobState
@@ -106,6 +107,32 @@ async def test_a_letter_is_replayed_once_by_two_at_a_time(rig: JobsRig) -> None:
     assert all(not isinstance(outcome, Exception) or isinstance(outcome, JobError) for outcome in outcomes)
     assert len(await rig.stored()) == 1
     assert await rig.client.dead_letters() == []
+
+
+@on_both_buses
+async def test_a_letter_is_not_replayed_while_an_owner_that_does_not_answer_may_store_its_end(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would store it once more, for what was replayed."""
+    had, looked = JobQueries.had, asyncio.Event()
+
+    async def seen(self: JobQueries) -> set[str]:
+        looked.set()
+        return await had(self)
+
+    monkeypatch.setattr(JobQueries, "had", seen)
+    job, tasks = await rig.client.submit("images.echo"), await rig.tasks()
+    await tasks.consume("q-images", ConsumerSettings(filter=rig.names.tasks_of("images")), lambda _: None)
+    [task] = await rig.stored()
+    await rig.bury(job.id, **{headers.MESSAGE_ID: f"{BURIED}-{task.sequence}-1"})
+    await rig.end(job.id, state=JobState.DEAD)
+    replaying, looking = asyncio.create_task(rig.client.replay(job.id)), asyncio.create_task(looked.wait())
+    await asyncio.wait([replaying, looking], return_when=asyncio.FIRST_COMPLETED)
+    assert not replaying.done()
+    assert await (await rig.results()).get(rig.names.result_key(job.id)) is not None
+    await tasks.delete(task.sequence)  # the owner is sure again, and acknowledges it
+    await replaying
+    assert [each.sequence for each in await rig.stored()] == [task.sequence + 1]
 
 
 @on_both_buses

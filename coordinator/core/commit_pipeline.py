@@ -241,6 +241,7 @@ class GrantPipeline:
         placed = {worker: attempt.fresh[worker] for worker in attempt.wanted}
         if stay:
             placed = by_worker(sorted(chain(stay, *placed.values()), key=_place))
+        attempt.placed = placed
         attempt.seats = tuple(sorted(chain.from_iterable(placed.values()), key=_place))
         attempt.rendezvous = gang.rendezvous if any(seat.rank == 0 for seat in stay) else self._rendezvous(attempt)
         record = record_to_be(gang, attempt, scheduler_state.wall)
@@ -280,8 +281,7 @@ class GrantPipeline:
         assert attempt is not None
         generation = gang.next_generation
         scheduler_state.unseat(gang)
-        stay = {WorkerId(seat.pool, seat.worker) for seat in attempt.seats}
-        self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
+        self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in attempt.placed])
         gang.fence, gang.persisted, gang.lost_record = revision, True, False
         gang.formed_wall = scheduler_state.wall
         gang.refusals, gang.not_before = 0, 0.0
@@ -291,7 +291,8 @@ class GrantPipeline:
         gang.starting = {seat.rank: None for seat in attempt.seats if seat.part == 0 and seat.token not in known}
         gang.ready = False
         gang.spec = spec_of(gang, attempt.seats)
-        gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
+        gang.take_seats(attempt)
+        gang.generation = generation
         known_tokens = {**gang.tokens, **attempt.tokens}
         gang.tokens = {seat.token: known_tokens[seat.token] for seat in gang.seats if seat.token in known_tokens}
         gang.attempt = None
@@ -310,7 +311,7 @@ class GrantPipeline:
                 gang.doom = None
         self.announce(gang)
         scheduler_state.tell(GangEventKind.FORMED, gang)
-        scheduler_state.answer_all(gang.waiters, gang, to_owner=True)
+        scheduler_state.answer_waiters(gang)
         doom, gang.doom = gang.doom, None
         if doom is not None:
             if doom.cause in FINAL:
@@ -335,10 +336,11 @@ class GrantPipeline:
             traceparent=gang.spec.traceparent,
         )
         opened = request.model_copy(update={"open": True}) if gang.gangset is not None else request
+        untold = gang.gangset is None and len(gang.tokens) < len(gang.seats)
         for worker in gang.seats_by_worker if only is None else (only,):
             here = gang.seats_by_worker.get(worker, ())
             sealed = all(seat.token.startswith(MARK) for seat in here)
-            scheduler_state.out.append(SendForm(worker=worker, request=opened if sealed else request))
+            scheduler_state.out.append(SendForm(worker=worker, request=opened if sealed else request, untold=untold))
             if ("ping", str(worker)) not in scheduler_state.agenda:
                 scheduler_state.agenda.set(("ping", str(worker)), scheduler_state.now + scheduler_state.settings.ping_s)
 
@@ -358,7 +360,7 @@ class GrantPipeline:
         ids = {seat.token for seat in gang.seats_by_worker.get(event.worker, ())}
         gang.tokens.update((id, token) for id, token in event.tokens.items() if id in ids)
         if gang.waiters and gang.step in GRANTED and not gang.untold:
-            self._state.answer_all(gang.waiters, gang, to_owner=True)
+            self._state.answer_waiters(gang)
 
 
 def _place(seat: Seat) -> tuple[int, int]:

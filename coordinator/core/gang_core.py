@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from ...schemas.messages.gangs import GangReply, GangWhyReply, PingRequest
 from ...schemas.names import WorkerId, is_token_of
+from ...schemas.records.gangs import Seat
 from ..model import events as on
 from ..model.effects import Effect, PingWorker, SetGangTimer, StepDown
 from ..model.events import PingAnswered, PingUnanswered
@@ -141,6 +142,11 @@ class SchedulerCore:
             return found.describe()
         ended = self._state.ended.get(gang)
         return ended.reply if ended is not None else None
+
+    def seats_of(self, gang: str) -> tuple[Seat, ...]:
+        """The seats of a gang that has not ended."""
+        found = self._state.gangs.get(gang)
+        return () if found is None else found.seats
 
     def get_owned(self, gang: str, owner_token: str) -> GangReply | None:
         """The gang for its owner, with the tokens of its seats. None: that is not the owner's token."""

@@ -197,12 +197,14 @@ class Teardown:
             self._leave_set(gang)
         if gang.persisted:
             scheduler_state.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
-        scheduler_state.ended[gang.id] = FinishedGang(owner_id=gang.owner_id, reply=gang.describe())
+        reply = gang.describe()
+        scheduler_state.ended[gang.id] = FinishedGang(owner_id=gang.owner_id, reply=reply)
         while len(scheduler_state.ended) > scheduler_state.settings.ended_keep:
             del scheduler_state.ended[next(iter(scheduler_state.ended))]
         scheduler_state.agenda.set(("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s)
         scheduler_state.tell(GangEventKind.ENDED, gang, unconfirmed=unconfirmed, ends=True)
-        scheduler_state.answer_all(gang.releasers, gang, to_owner=False)
+        scheduler_state.out += [AnswerRequest(reply_to=releaser, reply=reply) for releaser in gang.releasers]
+        gang.releasers.clear()
         for waiter in (*gang.waiters, *gang.queue_waiters):
             scheduler_state.out.append(AnswerRequest(reply_to=waiter, error=error or _error_of(gang)))
 

@@ -46,6 +46,8 @@ class GangScheduler:
         """Start all gangs that can start. Called when there may be more room, or when a new gang waits."""
         scheduler_state = self._state
         scheduler_state.look_for_room = False
+        if not (scheduler_state.queue or scheduler_state.repairs or scheduler_state.head):
+            return  # nothing waits
         for gang_id in list(scheduler_state.repairs):
             self._try_repair(scheduler_state.gangs[gang_id])
         turns = scheduler_state.in_turn()

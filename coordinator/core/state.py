@@ -316,10 +316,11 @@ class SchedulerState:
             )
         )
 
-    def answer_all(self, waiters: list[int], gang: ManagedGang, *, to_owner: bool) -> None:
-        for reply_to in waiters:
-            self.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=to_owner)))
-        waiters.clear()
+    def answer_waiters(self, gang: ManagedGang) -> None:
+        if gang.waiters:
+            reply = gang.describe(to_owner=True)
+            self.out += [AnswerRequest(reply_to=waiter, reply=reply) for waiter in gang.waiters]
+            gang.waiters.clear()
 
 
 def _slots(seats: list[Assignment]) -> int:

@@ -88,6 +88,8 @@ class SendForm:
 
     worker: WorkerId
     request: FormRequest
+    untold: bool = False
+    """Not all tokens of the gang's seats are known: those in the answer become SeatsShown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

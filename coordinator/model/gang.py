@@ -168,6 +168,8 @@ class HoldAttempt:
     """Tokens of these seats by public id."""
     seats: tuple[Seat, ...] = ()
     """All seats of the coming generation; collected when the batch is built."""
+    placed: dict[WorkerId, list[Seat]] = field(default_factory=dict[WorkerId, list[Seat]])
+    """The same by worker."""
     rendezvous: Rendezvous | None = None
 
     @property
@@ -319,6 +321,11 @@ class ManagedGang:
         if self._placed[0] is not self.seats:
             self._placed = (self.seats, by_worker(self.seats))
         return self._placed[1]
+
+    def take_seats(self, attempt: HoldAttempt) -> None:
+        """They are granted."""
+        self.seats, self.rendezvous = attempt.seats, attempt.rendezvous
+        self._placed = (attempt.seats, attempt.placed)
 
     @property
     def slots(self) -> int:

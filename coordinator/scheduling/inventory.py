@@ -250,10 +250,9 @@ class SlotIndex:
         if len(self._noted) > _MOST_NOTED:
             self._work_in()
 
-    def change(self, worker: WorkerId, by: int) -> None:
-        """Within a trial: give a known worker this many more slots, or fewer if negative."""
+    def change(self, entry: SlotEntry, by: int) -> None:
+        """Within a trial: give a worker this many more slots, or fewer if negative."""
         assert self._undo is not None
-        entry = self._entries[worker]
         self._undo.setdefault(entry, entry.slots)
         self._move(entry, entry.slots + by)
 
@@ -278,8 +277,9 @@ class SlotIndex:
         self._undo = {}
         try:
             for worker, change in changes.items():
-                if worker in self._entries:
-                    self.change(worker, max(change, -self.get(worker)))
+                entry = self._entries.get(worker)
+                if entry is not None:
+                    self.change(entry, max(change, -entry.slots))
             yield
         finally:
             undo, self._undo = self._undo, None

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Part, Strategy
 from ...schemas.text import count_of
-from .inventory import FilteredSlots, SlotIndex
+from .inventory import FilteredSlots, SlotEntry, SlotIndex
 
 Shape = tuple[str, int, tuple[tuple[str, str], ...]]
 """(pool, slots, labels): parts of one shape are interchangeable."""
@@ -30,8 +30,7 @@ Shape = tuple[str, int, tuple[tuple[str, str], ...]]
 _NO_CHANGES: Mapping[WorkerId, int] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRequest:
+class PlacementRequest(NamedTuple):
     """One part of one rank, looking for a worker."""
 
     rank: int
@@ -43,8 +42,9 @@ class PlacementRequest:
         return (self.want.pool, self.want.slots, tuple(sorted(self.want.labels.items())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(NamedTuple):
+    """The worker of one part of one rank."""
+
     rank: int
     part: int
     slots: int
@@ -155,11 +155,8 @@ class _Table:
         self.slots = slots
         self._rooms: dict[int, FilteredSlots] = {}
         """Keyed by the identity of the part, which outlives this object: members of a bundle share it."""
-        self.taken: dict[tuple[int, int], tuple[PlacementRequest, WorkerId]] = {}
-        self.on: dict[WorkerId, dict[tuple[int, int], PlacementRequest]] = {}
-
-    def node_of(self, worker: WorkerId) -> str:
-        return self.slots.place_of(worker).node
+        self.taken: dict[tuple[int, int], SlotEntry] = {}
+        self.on: dict[SlotEntry, dict[tuple[int, int], PlacementRequest]] = {}
 
     def room(self, want: Part) -> FilteredSlots:
         room = self._rooms.get(id(want))
@@ -167,90 +164,81 @@ class _Table:
             room = self._rooms[id(want)] = self.slots.filtered(want.pool, want.labels)
         return room
 
-    def fits(self, worker: WorkerId, want: Part, *, used: int = 0) -> bool:
-        return (
-            worker.pool == want.pool
-            and self.slots.get(worker) - used >= want.slots
-            and self.slots.place_of(worker).has(want.labels)
-        )
-
-    def take(self, item: PlacementRequest, worker: WorkerId) -> None:
+    def take(self, item: PlacementRequest, entry: SlotEntry) -> None:
         key = (item.rank, item.part)
-        self.slots.change(worker, -item.want.slots)
-        self.taken[key] = (item, worker)
-        self.on.setdefault(worker, {})[key] = item
+        self.slots.change(entry, -item.want.slots)
+        self.taken[key] = entry
+        here = self.on.get(entry)
+        if here is None:
+            here = self.on[entry] = {}
+        here[key] = item
 
-    def give_back(self, item: PlacementRequest) -> WorkerId:
+    def give_back(self, item: PlacementRequest) -> None:
         key = (item.rank, item.part)
-        _, worker = self.taken.pop(key)
-        del self.on[worker][key]
-        self.slots.change(worker, item.want.slots)
-        return worker
+        entry = self.taken.pop(key)
+        del self.on[entry][key]
+        self.slots.change(entry, item.want.slots)
 
     def assignments(self, wanted: list[PlacementRequest]) -> tuple[Assignment, ...]:
-        return tuple(
-            Assignment(rank=x.rank, part=x.part, slots=x.want.slots, worker=self.taken[x.rank, x.part][1])
-            for x in wanted
-        )
+        taken = self.taken
+        return tuple(Assignment(rank, part, want.slots, taken[rank, part].place.worker) for rank, part, want in wanted)
 
 
 def _demanding_first(items: list[PlacementRequest]) -> list[PlacementRequest]:
-    return sorted(items, key=lambda item: (-len(item.want.labels), -item.want.slots, item.rank, item.part))
+    """Among equals, by rank and part, as they come."""
+    return sorted(items, key=lambda item: (-len(item.want.labels), -item.want.slots))
 
 
 def _each(table: _Table, items: list[PlacementRequest], picker: _Packer | _Spreader) -> bool:
     for item in _demanding_first(items):
-        worker = picker.pick(item.want)
-        if worker is not None:
-            table.take(item, worker)
+        entry = picker.pick(item.want)
+        if entry is not None:
+            table.take(item, entry)
         elif not _augment(table, item, set()):
             return False
     return True
 
 
-def _augment(table: _Table, item: PlacementRequest, seen: set[WorkerId]) -> bool:
+def _augment(table: _Table, item: PlacementRequest, seen: set[SlotEntry]) -> bool:
     """Make room for `item` by moving seats of this gang; visits each worker once."""
     want = item.want
-    for worker in [worker for worker, seats in table.on.items() if seats and worker not in seen]:
-        if worker.pool != want.pool or not table.slots.place_of(worker).has(want.labels) or worker in seen:
+    for entry in [entry for entry, seats in table.on.items() if seats and entry not in seen]:
+        if entry.place.worker.pool != want.pool or not entry.place.has(want.labels) or entry in seen:
             continue
-        seen.add(worker)
-        for other in list(table.on[worker].values()):
-            if table.slots.get(worker) + other.want.slots < want.slots:
+        seen.add(entry)
+        for other in list(table.on[entry].values()):
+            if entry.slots + other.want.slots < want.slots:
                 continue
             if other.shape == item.shape:
                 continue  # it would fail like this one
             table.give_back(other)
-            table.take(item, worker)
-            elsewhere = next((w for w in _candidates(table, other.want) if w != worker), None)
+            table.take(item, entry)
+            elsewhere = next((e for e in _candidates(table, other.want) if e is not entry), None)
             if elsewhere is not None:
                 table.take(other, elsewhere)
                 return True
             if _augment(table, other, seen):
                 return True
             table.give_back(item)
-            table.take(other, worker)
+            table.take(other, entry)
     return False
 
 
-def _candidates(table: _Table, want: Part) -> Iterator[WorkerId]:
+def _candidates(table: _Table, want: Part) -> Iterator[SlotEntry]:
     """Workers with room, fullest last."""
-    room = table.room(want)
     many = len(want.labels) > 1
-    for entry in room.workers.descending(want.slots):
+    for entry in table.room(want).workers.descending(want.slots):
         if not many or entry.place.has(want.labels):
-            yield entry.place.worker
+            yield entry
 
 
-def _best_of_node(table: _Table, node: str, want: Part) -> WorkerId | None:
-    members = table.room(want).nodes.get(node)
+def _best_of_node(room: FilteredSlots, node: str, want: Part) -> SlotEntry | None:
+    members = room.nodes.get(node)
     if members is None:
         return None
     if len(want.labels) <= 1:
-        entry = members.best(want.slots)  # every worker in that set has the labels
-        return None if entry is None else entry.place.worker
-    found = (entry for entry in members.descending(want.slots) if entry.place.has(want.labels))
-    return next((entry.place.worker for entry in found), None)
+        return members.best(want.slots)  # every worker in that set has the labels
+    return next((entry for entry in members.descending(want.slots) if entry.place.has(want.labels)), None)
 
 
 # -- PACK -----------------------------------------------------------------------------------------------------------
@@ -264,27 +252,27 @@ class _Packer:
         self._nodes: dict[str, None] = {}  # used nodes that may have room left, in order of use
         self._exhausted: dict[tuple[str, str, int, str], None] = {}
 
-    def pick(self, want: Part) -> WorkerId | None:
-        worker = self._on_used_node(want)
-        if worker is None:
-            room = self._table.room(want)
+    def pick(self, want: Part) -> SlotEntry | None:
+        room = self._table.room(want)
+        entry = self._on_used_node(room, want)
+        if entry is None:
             for node in room.by_sum.descending(want.slots):
-                worker = _best_of_node(self._table, node, want)
-                if worker is not None:
+                entry = _best_of_node(room, node, want)
+                if entry is not None:
                     break
-        if worker is not None:
-            self._nodes[self._table.node_of(worker)] = None
-        return worker
+        if entry is not None:
+            self._nodes[entry.place.node] = None
+        return entry
 
-    def _on_used_node(self, want: Part) -> WorkerId | None:
+    def _on_used_node(self, room: FilteredSlots, want: Part) -> SlotEntry | None:
         labels = repr(sorted(want.labels.items()))
         for node in self._nodes:
             key = (node, want.pool, want.slots, labels)
             if key in self._exhausted:
                 continue
-            worker = _best_of_node(self._table, node, want)
-            if worker is not None:
-                return worker
+            entry = _best_of_node(room, node, want)
+            if entry is not None:
+                return entry
             self._exhausted[key] = None  # room on a node never grows within one placement
         return None
 
@@ -299,26 +287,27 @@ def _on_one_node(table: _Table, members: list[PlacementRequest], taken_nodes: fr
     for node in taken_nodes or table.room(first.want).by_sum.ascending(floor):
         found = _fit_node(table, node, items)
         if found is not None:
-            for item, worker in found:
-                table.take(item, worker)
+            for item, entry in found:
+                table.take(item, entry)
             return True
     return False
 
 
 def _fit_node(
     table: _Table, node: str, items: list[PlacementRequest]
-) -> list[tuple[PlacementRequest, WorkerId]] | None:
+) -> list[tuple[PlacementRequest, SlotEntry]] | None:
     """First fit by decreasing size on the workers of one node."""
-    used: dict[WorkerId, int] = {}
-    found: list[tuple[PlacementRequest, WorkerId]] = []
+    used: dict[SlotEntry, int] = {}
+    found: list[tuple[PlacementRequest, SlotEntry]] = []
     for item in items:
-        members = table.room(item.want).nodes.get(node)
-        for entry in members.descending(item.want.slots) if members is not None else ():
-            worker = entry.place.worker
-            if not table.fits(worker, item.want, used=used.get(worker, 0)):
+        want = item.want
+        members = table.room(want).nodes.get(node)
+        for entry in members.descending(want.slots) if members is not None else ():
+            taken = used.get(entry, 0) + want.slots
+            if entry.slots < taken or not entry.place.has(want.labels):
                 continue
-            used[worker] = used.get(worker, 0) + item.want.slots
-            found.append((item, worker))
+            used[entry] = taken
+            found.append((item, entry))
             break
         else:
             return None
@@ -338,41 +327,41 @@ class _Spreader:
         self._used: list[tuple[int, int, str]] = []  # heap of (members, order of use, node); may hold old counts
         self._order: dict[str, int] = {}
 
-    def pick(self, want: Part) -> WorkerId | None:
-        worker = self._on_new_node(want) or self._on_used_node(want)
-        if worker is not None:
-            node = self._table.node_of(worker)
-            self._count[node] = self._count.get(node, 0) + 1
-            order = self._order.setdefault(node, len(self._order))
-            heappush(self._used, (self._count[node], order, node))
-        return worker
-
-    def _on_new_node(self, want: Part) -> WorkerId | None:
+    def pick(self, want: Part) -> SlotEntry | None:
         room = self._table.room(want)
-        if len(room.nodes) <= len(self._count) and all(node in self._count for node in room.nodes):
+        entry = self._on_new_node(room, want) or self._on_used_node(room, want)
+        if entry is not None:
+            node = entry.place.node
+            count = self._count[node] = self._count.get(node, 0) + 1
+            heappush(self._used, (count, self._order.setdefault(node, len(self._order)), node))
+        return entry
+
+    def _on_new_node(self, room: FilteredSlots, want: Part) -> SlotEntry | None:
+        if len(room.nodes) <= len(self._count) and room.nodes.keys() <= self._count.keys():
             return None  # every node is in use: do not walk over them for each seat
         for node in room.by_best.descending(want.slots):
             if node not in self._count:
-                worker = _best_of_node(self._table, node, want)
-                if worker is not None:
-                    return worker
+                entry = _best_of_node(room, node, want)
+                if entry is not None:
+                    return entry
         return None
 
-    def _on_used_node(self, want: Part) -> WorkerId | None:
-        passed: list[tuple[int, int, str]] = []
+    def _on_used_node(self, room: FilteredSlots, want: Part) -> SlotEntry | None:
+        full: list[tuple[int, int, str]] = []
         found = None
-        while self._used and found is None:
-            entry = heappop(self._used)
-            count, _, node = entry
-            if count != self._count[node]:
-                continue
-            passed.append(entry)
-            found = _best_of_node(self._table, node, want)
-        for entry in passed:
+        while self._used:
+            count, _, node = self._used[0]
+            if count == self._count[node]:
+                found = _best_of_node(room, node, want)
+                if found is not None:
+                    break
+                full.append(self._used[0])  # for this part, but perhaps not for another
+            heappop(self._used)
+        for entry in full:
             heappush(self._used, entry)
         if found is None:
             for node in self._count:
-                found = found or _best_of_node(self._table, node, want)
+                found = found or _best_of_node(room, node, want)
         return found
 
 
@@ -405,15 +394,16 @@ def _on_distinct_nodes(table: _Table, members: list[PlacementRequest], taken_nod
         if not assign(item, set()):
             return False
     for node, item in owner.items():
-        worker = _best_of_node(table, node, item.want)
-        assert worker is not None
-        table.take(item, worker)
+        entry = _best_of_node(table.room(item.want), node, item.want)
+        assert entry is not None
+        table.take(item, entry)
     return True
 
 
 def _nodes_for(table: _Table, want: Part, taken_nodes: frozenset[str]) -> Iterator[str]:
-    for node in table.room(want).by_best.descending(want.slots):
-        if node not in taken_nodes and _best_of_node(table, node, want) is not None:
+    room = table.room(want)
+    for node in room.by_best.descending(want.slots):
+        if node not in taken_nodes and _best_of_node(room, node, want) is not None:
             yield node
 
 

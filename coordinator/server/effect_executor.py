@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -186,7 +186,7 @@ class WorkerRpc:
             reply = FormReply(formed=False, reason=reply.message)
         outcome = "formed" if reply.formed else reply.reason or "refused"
         self._observer.formed(worker, request.gang, request.generation, outcome)
-        if reply.formed and reply.tokens:
+        if reply.formed and effect.untold and reply.tokens:
             tokens = {public_id(token): token for token in reply.tokens}
             self._feed(on.SeatsShown(**self._clock.moment(), worker=worker, gang=request.gang, tokens=tokens))
         if reply.formed and not reply.starting:
@@ -446,7 +446,7 @@ class GangEffectExecutor:
 
     def _form(self, effect: do.SendForm) -> None:
         request = self._traces.form(effect.worker, effect.request)
-        self.worker_rpc.form(do.SendForm(worker=effect.worker, request=request))
+        self.worker_rpc.form(effect if request is effect.request else replace(effect, request=request))
 
     def _commit(self, effect: do.Commit) -> None:
         self.gauges.committing(effect)
@@ -479,7 +479,7 @@ class GangEffectExecutor:
         self._traces.happened(event)
         if self._context.history is not None:
             seated = event.kind in (GangEventKind.FORMED, GangEventKind.RECOVERED)
-            record_gang(self._context.history, event, self._core.get(event.gang) if seated else None)
+            record_gang(self._context.history, event, self._core.seats_of(event.gang) if seated else ())
         names, bus = self._context.names, self._context.bus
         try:
             bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())

@@ -24,10 +24,10 @@ from typing import Final
 
 from ...bus.streams.history_recorder import HistoryRecorder
 from ...schemas.errors.base import GangFailed, GanglineError
-from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, GangReply, HoldRequest
+from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, HoldRequest
 from ...schemas.messages.operations import RankTimes
 from ...schemas.names import WorkerId, public_id
-from ...schemas.records.gangs import GangRecord, GangState
+from ...schemas.records.gangs import GangRecord, GangState, Seat
 from ...schemas.records.history import FOUND, HistoryKind
 from ...schemas.records.workers import LeaseRecord
 from ...telemetry.logs import Log
@@ -355,8 +355,8 @@ def record_loss(
     )
 
 
-def record_gang(history: HistoryRecorder, event: GangEvent, gang: GangReply | None) -> None:
-    """Record what happened to a gang; with `gang`, who has its seats."""
+def record_gang(history: HistoryRecorder, event: GangEvent, seats: Sequence[Seat]) -> None:
+    """Record what happened to a gang, and who has its seats, if it got some."""
     kind = _RECORDED.get(event.kind)
     if kind is None:
         return
@@ -364,7 +364,6 @@ def record_gang(history: HistoryRecorder, event: GangEvent, gang: GangReply | No
     details |= event.details
     if event.gangset is not None:
         details["gangset"] = event.gangset
-    seats = gang.seats if gang is not None else ()
     history.record(
         kind,
         gang=event.gang,

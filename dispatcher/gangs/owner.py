@@ -265,12 +265,16 @@ class GangOwner:
         event = read_event(message)
         if event is None:
             return
-        for queue in self._listeners:
-            _put(queue, event)
+        self._pass_on(event)
         ready = self.core.ready
         self._carry_out(self.core.told(event, self._loop.time()))
         if self.core.ready > ready:
             self._news.set()
+
+    def _pass_on(self, event: GangEvent | None) -> None:
+        if self._listeners:  # walking over an empty WeakSet takes longer than asking
+            for queue in self._listeners:
+                _put(queue, event)
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event is ConnectionEvent.RECONNECTED and self.formation is not None:
@@ -294,8 +298,7 @@ class GangOwner:
                 case OwnershipEnded():
                     self._over = copier(effect.error)
                     self._tell()
-                    for queue in self._listeners:
-                        _put(queue, None)
+                    self._pass_on(None)
                 case RenewOwnership():
                     self._renew()
                 case _:

@@ -42,7 +42,8 @@ def _name(kind: str) -> AfterValidator:
 
 
 PoolName = Annotated[str, Field(max_length=MAX_NAME_CHARS), _name("pool")]
-WorkerName = Annotated[str, Field(max_length=MAX_NAME_CHARS), _name("worker")]
+_SeatName = Annotated[str, Field(max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
+"""As `check_name`, by pydantic itself: each worker of a gang reads all seats."""
 
 
 class Strategy(StrEnum):
@@ -283,8 +284,8 @@ class Seat(BaseModel):
 
     rank: int
     part: int = 0
-    pool: PoolName
-    worker: WorkerName
+    pool: _SeatName
+    worker: _SeatName
     slots: int = 1
     token: str
     """Use it to dispatch to the member: a multi-use lease of the worker, for `slots` slots. Only the owner gets it; in

@@ -331,7 +331,8 @@ class GangServer:
         worker, now = self._driver.worker, self._driver.now()
         if self._core.doubted:
             return f"worker {worker} was frozen, and another process may have its id"
-        ours = [seat for seat in request.seats if (seat.pool, seat.worker) == (worker.pool, worker.worker)]
+        name, pool = worker.worker, worker.pool
+        ours = [seat for seat in request.seats if seat.worker == name and seat.pool == pool]
         formed = self._gangs.form(request, ours, epoch=self._core.epoch, now=now)
         if isinstance(formed, str):
             self._log.warning(
@@ -492,16 +493,16 @@ class GangServer:
 
     def _follow_up(self) -> None:
         gangs, now = self._gangs, self._driver.now()
-        for member in gangs.take_voided():
+        for member in gangs.take_voided() if gangs.voided else ():
             for rank in member.ranks:
                 detail = f"worker {self._driver.worker} was frozen: its leases of earlier epochs are void"
                 self._fail(member.form, rank, MemberCause.FAILED, detail)
-        for cut in gangs.take_cut(now):
+        for cut in gangs.take_cut(now) if gangs.members else ():
             cause = MemberCause.DRAINED if self._drain_grace_s() > 0 else MemberCause.LEFT
             for rank in sorted({seat.rank for seat in cut.seats}):
                 self._fail(cut.form, rank, cause, f"worker {self._driver.worker} is leaving")
             self._begin_stop(cut)
-        for leaving in gangs.take_stopped():
+        for leaving in gangs.take_stopped() if gangs.leaving else ():
             self._stopped(leaving)
 
     def _arm(self) -> None:

@@ -256,7 +256,7 @@ NO_SPAN: Final = Span(None)
 """Returned by `tracer.start` while tracing is off; shared, since it has no state."""
 
 
-Parent = str | Span | NewTrace | Unsampled | None
+Parent = str | Span | NewTrace | _Context | None  # an Unsampled is a context
 
 
 class DecidedIds(threading.local):
@@ -267,6 +267,9 @@ class DecidedIds(threading.local):
         """The provider's own."""
         self.trace_id = 0
         """For the next trace of this thread; 0: a new one."""
+        self.generate_span_id = ids.generate_span_id  # found in less time than by `__getattr__`
+        if (told := getattr(ids, "is_trace_id_random", None)) is not None:
+            self.is_trace_id_random = told
 
     def generate_trace_id(self) -> int:
         return self.trace_id or int(self.given.generate_trace_id())
@@ -367,7 +370,8 @@ class Tracer:
             parent: see `start`.
 
         Returns:
-            `Unsampled`: carry it on and start no span. Anything else is the parent to start a span with.
+            `Unsampled`: carry it on and start no span. Anything else is the parent to start a span with: the context of
+            the remote span, if `parent` was a `traceparent`.
         """
         # The order is that of how often they are asked for.
         if parent is None:
@@ -387,10 +391,11 @@ class Tracer:
             sampling = self._known()
             if sampling.parents and _UNSAMPLED(parent) is not None:
                 return unsampled(parent)
-            if _match(parent) is not None:
-                return parent
-            new = sampling.of_new_trace(_context.Context())
-            return parent if new is None else new
+            if (remote := _parse(parent)) is not None:
+                return _context.Context({_SPAN_KEY: _trace.NonRecordingSpan(remote)})
+            root = _context.Context()
+            new = sampling.of_new_trace(root)
+            return root if new is None else new
         return parent if not isinstance(parent, Span) or parent.carried is None else parent.carried
 
     def start(
@@ -409,20 +414,19 @@ class Tracer:
                 returned. None: the current span of this context. A malformed one starts a new trace, as the standard
                 requires.
         """
-        if not self._probe():
+        if not self.on():
             return NO_SPAN
         parent = self.decide(parent)
         if isinstance(parent, Unsampled):
             return Span(None, parent)
         sampling = self._known()
         if not isinstance(parent, NewTrace):
-            context = _context_under(parent)
-            return Span(sampling.api.start_span(name, context=context, kind=_KINDS[kind], attributes=attributes))
+            context: Any = parent.context() if isinstance(parent, Span) else parent
+            return Span(sampling.api.start_span(name, context, _KINDS[kind], attributes))
         assert sampling.ids is not None
         sampling.ids.trace_id = parent.trace_id
         try:
-            context = parent.context
-            return Span(sampling.api.start_span(name, context=context, kind=_KINDS[kind], attributes=attributes))
+            return Span(sampling.api.start_span(name, parent.context, _KINDS[kind], attributes))
         finally:
             sampling.ids.trace_id = 0
 
@@ -481,18 +485,6 @@ def _format(context: _trace.SpanContext) -> str:
 
 def _valid(context: _trace.SpanContext) -> str | None:
     return _format(context) if context.is_valid else None
-
-
-def _context_under(parent: str | Span | None) -> _context.Context | None:
-    if parent is None:
-        return None
-    return _remote_context(parent) if isinstance(parent, str) else parent.context()
-
-
-def _remote_context(traceparent: str) -> _context.Context:
-    """A context whose current span is the remote one; an empty context if it cannot be parsed."""
-    root, remote = _context.Context(), _parse(traceparent)
-    return root if remote is None else _trace.set_span_in_context(_trace.NonRecordingSpan(remote), root)
 
 
 def _match(traceparent: str) -> re.Match[str] | None:

@@ -119,6 +119,26 @@ def test_what_is_never_sampled_carries_a_new_trace_on(install: Install, sampler:
     assert exporter.get_finished_spans() == ()
 
 
+def test_a_remote_parent_is_read_once_however_many_spans_are_started_with_what_was_decided(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+):
+    exporter = install(ParentBased(ALWAYS_ON))
+    decided = tracer.decide(SAMPLED)
+    monkeypatch.delattr("gangline.telemetry.tracing._parse")
+    for _ in range(2):
+        tracer.start("x", parent=tracer.decide(decided)).end()
+    parents = [span.parent for span in exporter.get_finished_spans()]
+    assert [parent and f"{parent.span_id:016x}" for parent in parents] == [SAMPLED[36:52]] * 2
+
+
+def test_the_ids_of_spans_are_asked_of_the_provider_itself(install: Install):
+    install(ParentBasedTraceIdRatio(0.5))
+    tracer.decide()
+    ids = tracer._known().ids
+    assert ids is not None and ids.generate_span_id == ids.given.generate_span_id
+    assert ids.is_trace_id_random == ids.given.is_trace_id_random
+
+
 def test_all_are_sampled_by_default(install: Install):
     exporter = install(ParentBased(ALWAYS_ON))
     assert tracer.decide() is None
@@ -139,7 +159,7 @@ def test_a_parents_decision_is_respected(install: Install):
 
 def test_a_sampler_that_asks_no_parent_decides_for_each_span(install: Install):
     exporter = install(TraceIdRatioBased(1.0))
-    assert tracer.decide(NOT_SAMPLED) == NOT_SAMPLED
+    assert type(tracer.decide(NOT_SAMPLED)) is Context
     tracer.start("x", parent=NOT_SAMPLED).end()
     assert len(exporter.get_finished_spans()) == 1
 

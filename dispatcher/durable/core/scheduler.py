@@ -142,7 +142,7 @@ class StartScheduler:
                 list((pools.untold | pools.startable).values()) if pools.startable else list(pools.untold.values())
             )
             if len(changed) > 1:
-                changed.sort(key=attrgetter("number"))
+                changed.sort(key=attrgetter("name"))
         else:
             changed = list(pools)
         for pool in changed:

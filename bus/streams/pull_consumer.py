@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest, Unavailable
 from ..port.bus import ConnectionEvent, ConsumerLost, ConsumerState, StreamHandler, StreamMessage
 from .ack_batcher import AckBatcher, Batch
@@ -260,6 +261,8 @@ class PullConsumer:
         self._hear()
         self._count(ordinal)
         self._ordinal = ordinal
+        if self._refused and self._bus.connected:
+            self._refuse(list(self._refused))  # these refusals were lost, or what was delivered again
         self._fill_soon(sequence)
         self._newest = max(self._newest, sequence)
         self._ask_soon()
@@ -384,15 +387,22 @@ class PullConsumer:
             self._filling = self._loop.create_task(self._fill(), name=f"gaps of consumer {self.name}")
 
     async def _fill(self) -> None:
+        backoff = Backoff(_FIRST_RETRY_S, _MOST_RETRY_S)
         try:
             while self._gaps:
-                count, first, last = self._gaps.pop()
-                lost = await self._link.stored(first, last)
-                # Others were delivered again, since they had been refused, and lost again.
-                self._refuse(lost if len(lost) >= count else [*self._refused, *lost])
-        except GanglineError as error:
-            # The messages come again after the acknowledgement wait, if not before.
-            log.debug("a gap was not filled: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})
+                count, first, last = gap = self._gaps[0]
+                try:
+                    lost = await self._link.stored(first, last)
+                    # Others were delivered again, since they had been refused, and lost again.
+                    self._refuse(lost if len(lost) >= count else [*self._refused, *lost])
+                except ClosedError:
+                    return
+                except GanglineError as error:
+                    extra = {"action": "bus.consumer_waits", "consumer": self.name}
+                    log.debug("a gap is not filled yet: %s", error, extra=extra)
+                    await asyncio.sleep(backoff.next_s())
+                else:
+                    self._gaps.remove(gap)
         finally:
             self._filling = None
 

@@ -60,6 +60,8 @@ class Link:
 
     async def stored(self, first, last):
         await asyncio.sleep(0.001)
+        if self.trouble is not None:
+            raise self.trouble
         return [number for number in self.in_stream if first <= number <= last]
 
     async def remove(self):
@@ -326,17 +328,42 @@ async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(rig):
     await asyncio.sleep(0.1)
     assert rig.link.refused == [2, 5]
     assert [count for count, _ in rig.link.asked] == [3, 2]  # the lost ones used up two of the three
-    rig.beat()  # nothing new
-    await asyncio.sleep(0.1)
-    assert rig.link.refused == [2, 5]
-    # One comes; the other is lost again, which only its number tells.
+    # One comes; the other is lost again, or its refusal was.
     rig.deliver(2)
-    rig.lose(5)
     rig.beat()
     await asyncio.sleep(0.1)
     assert rig.link.refused == [2, 5, 5]
     rig.deliver(5)
+    rig.beat()
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [2, 5, 5]
     assert rig.got == [1, 2, 5]
+
+
+async def test_a_redelivery_that_is_lost_is_refused_again_at_the_next_delivery(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.link.in_stream = [1, 2, 3]
+    rig.deliver(2, skip=1)
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1]
+    rig.lose(1)
+    rig.deliver(3)
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [1, 1]
+
+
+async def test_a_gap_is_filled_when_storage_answers_again(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.link.in_stream = [1, 2]
+    rig.link.trouble = StorageUnavailable("no leader")
+    rig.deliver(2, skip=1)
+    await asyncio.sleep(5)
+    assert rig.link.refused == []
+    rig.link.trouble = None
+    await asyncio.sleep(2)
+    assert rig.link.refused == [1]
 
 
 async def test_a_message_that_comes_again_tells_that_some_were_lost_but_not_which(rig):
@@ -362,6 +389,7 @@ async def test_what_a_new_generation_has_been_told_is_no_gap(rig):
     rig.link.in_stream = [1]
     rig.consumer.on_trouble()
     await asyncio.sleep(0.1)
+    rig.deliver(1)
     rig.beat()
     await asyncio.sleep(0.1)
     assert rig.link.refused == [1]

@@ -79,6 +79,10 @@ class AnswerBatcher:
         """Maximum size of one frame, alone in its message."""
         return self._bus.max_payload - ENVELOPE_BYTES
 
+    @property
+    def empty(self) -> bool:
+        return not self._pending and not self._kept
+
     def put(self, reply: str, frame: bytes) -> None:
         """Send an encoded frame, at most `largest_frame` long, with the others of this turn. Without a reply subject it
         is dropped."""

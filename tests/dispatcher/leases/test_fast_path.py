@@ -332,7 +332,7 @@ async def test_what_never_reached_the_worker_goes_out_on_the_lease_again(rig: Ri
         assert await lease.call("echo", 1) == ["w1", "echo"]
         assert [frame[9] for frame in worker.heard_of(RequestOp.TASK)] == [
             None,
-            {"attempt": 2, "key": None, "model": None},
+            {"attempt": 2},
         ]
     rig.balanced()
 

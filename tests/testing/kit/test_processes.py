@@ -10,6 +10,7 @@ import pytest
 
 from bench.faults.echo import SUBJECT
 from bench.faults.figures import Row
+from bench.faults.site import Site
 from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
@@ -18,7 +19,6 @@ from gangline.schemas.errors.base import GanglineError, NoWorkers
 from gangline.schemas.names import Names
 from gangline.testing.kit.processes import Crew, ProcessFailed
 from gangline.testing.kit.records import lines_of
-from gangline.testing.kit.testbed import Testbed
 
 from ...processes import ForkServer
 
@@ -52,7 +52,7 @@ async def test_a_process_runs_until_it_is_killed(
 
 async def test_rest_is_not_called_before_all_workers_have_answered(tmp_path: Path) -> None:
     """One that was started a moment ago does not serve yet, and a frozen one is still thawing."""
-    site = Testbed("", Names("ns"), tmp_path, BucketSettings())
+    site = Site("", Names("ns"), tmp_path, BucketSettings())
     site.pool = "train"
     site.workers = {"old": SimpleNamespace(), "new": SimpleNamespace()}  # type: ignore[dict-item]
     asked: list[str] = []
@@ -84,7 +84,7 @@ def test_a_journal_whose_last_line_was_cut_short_is_read_without_it(tmp_path: Pa
 
 
 async def test_what_never_rests_is_named(tmp_path: Path) -> None:
-    site = Testbed("", Names("ns"), tmp_path, BucketSettings())
+    site = Site("", Names("ns"), tmp_path, BucketSettings())
     site.pool = "train"
     site.workers = {"w1": SimpleNamespace()}  # type: ignore[dict-item]
 

@@ -236,6 +236,8 @@ class QueueCore:
             for task in list(queue.tasks.values()):
                 if task.found and task.step is TaskStep.LOOKING:
                     self._repeated(task)
+                elif task.held and task.step is TaskStep.LOOKING and self._present(task.job):
+                    self._repeated(task)  # what its schedule has published may be gone when it is looked up
                 elif task.held and task.step is TaskStep.LOOKING:
                     if task.job in self._adoptions:
                         queue.unclear.add(task.seq)

@@ -21,7 +21,7 @@ from ..dispatcher.client.client import Client
 from ..dispatcher.client.history import HistoryFilter, HistoryReader
 from ..dispatcher.jobs.dead_letters import DeadLetter
 from ..dispatcher.jobs.stored import Schedule
-from ..schemas.errors.base import InvalidRequest, UnknownGang, UnknownJob
+from ..schemas.errors.base import InvalidRequest, UnknownJob
 from ..schemas.messages.gangs import GangQuery, GangWhyReply
 from ..schemas.messages.jobs import JobWhyReply
 from ..schemas.names import GangOperation, WorkerId, check_job, public_id
@@ -94,11 +94,8 @@ class Reads:
         return stats.model_copy(update={"leases": leases}).model_dump(mode="json")
 
     async def gang(self, fields: Fields) -> Answer:
-        """`id`: what its ranks have spent their time on, and which is the slowest.
-
-        Raises:
-            UnknownGang: there is no such gang, and the history has no times of one.
-        """
+        """`id`: what its ranks have spent their time on, and which is the slowest. Empty for one that has not formed
+        yet or is not known."""
         id = _given(fields, "id")
         record = self._feed.board.gangs.get(id)
         seats = () if record is None else record.seats
@@ -107,10 +104,7 @@ class Reads:
 
         async def ask() -> Answer:
             since = None if record is None else record.created_at
-            times = await gang_times(self._client, id, generation, workers, since=since)
-            if record is None and not times["generation"]:
-                raise UnknownGang(f"gang {id[:80]} is not known: it was never acquired, or ended a while ago")
-            return times
+            return await gang_times(self._client, id, generation, workers, since=since)
 
         return await self._shared(f"gang {id}", ask)
 

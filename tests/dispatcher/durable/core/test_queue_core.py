@@ -357,6 +357,23 @@ def test_after_a_takeover_what_a_schedule_has_published_stands_for_the_job():
     assert world.ends == {"i": 1}
 
 
+def test_after_a_takeover_what_a_schedule_has_published_may_end_before_the_delayed_task_is_looked_up():
+    """If nobody keeps its result, a look-up would find none, and the task would run again."""
+    world = world_of(2)
+    first = world.arrive("i", not_before=world.now + 1.0)
+    world.network.pop()
+    world.advance(2.0)
+    second = world.arrive("i")
+    world.flush()
+    world.die()
+    world.take()
+    world.flush()
+    world.recover()
+    assert "look i" not in [name for name, _ in world.network]
+    world.flush()
+    assert first in world.acked and world.run_of("i").seq == second
+
+
 def test_after_a_takeover_a_delayed_task_whose_time_has_come_runs_if_no_schedule_has_published_it():
     world = world_of(2)
     first = world.arrive("i", not_before=world.now + 1.0)

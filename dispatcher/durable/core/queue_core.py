@@ -236,16 +236,21 @@ class QueueCore:
             for task in list(queue.tasks.values()):
                 if task.found and task.step is TaskStep.LOOKING:
                     self._repeated(task)
-                elif task.held and task.step is TaskStep.LOOKING and self._present(task.job):
-                    self._repeated(task)  # what its schedule has published may be gone when it is looked up
                 elif task.held and task.step is TaskStep.LOOKING:
-                    if task.job in self._adoptions:
-                        queue.unclear.add(task.seq)
-                    self._look_up(task)
+                    self._held(task)
                 elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                     self._overdue(task)
             self._judge_found()
         self._tick()
+
+    def _held(self, task: Task) -> None:
+        """Its time came during the takeover."""
+        if self._present(task.job):
+            self._repeated(task)  # what its schedule has published may be gone when it is looked up
+            return
+        if task.job in self._adoptions:
+            self._state.unclear.add(task.seq)
+        self._look_up(task)
 
     def _judge_found(self) -> None:
         """All that ran before the takeover are known: refuse what is above its tenant's quotas."""

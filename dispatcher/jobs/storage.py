@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from pydantic import ValidationError
+
 from ...bus.port.bus import (
     MEBIBYTE,
     BucketSettings,
@@ -20,6 +22,7 @@ from ...bus.port.bus import (
     ConsumerLost,
     ConsumerTaken,
     KeyValue,
+    KvEntry,
     NoResponders,
     NotPermitted,
     ObjectStore,
@@ -39,6 +42,7 @@ from ...schemas.errors.base import InvalidSettings, MalformedMessage, ServerUnsu
 from ...schemas.names import Names, is_name
 from ...schemas.permissions.nats_config import ACCOUNT
 from ...schemas.permissions.roles import USER_INFO
+from ...schemas.records.jobs import ResultRecord
 from ...schemas.wire.codec import from_json
 from ...telemetry.logs import Log
 
@@ -296,6 +300,15 @@ _SAID_AGAIN: Final = 30
 
 FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported)
 """Answers of storage, as opposed to no answer."""
+
+
+def result_in(entry: KvEntry | None) -> ResultRecord | None:
+    """The record of an entry of the results bucket; None: there is none, or it is invalid, since anybody can write
+    there."""
+    try:
+        return None if entry is None else ResultRecord.model_validate_json(entry.value)
+    except ValidationError:
+        return None
 
 
 def storage_backoff() -> Backoff:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from ...bus.port.bus import NotPermitted, Publication, StorageUnavailable, Stream, StreamMessage
 from ...runtime.clock import Environment
@@ -19,13 +19,13 @@ from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, job_of_tenant, short_job, split_target, split_tenant
-from ...schemas.records.jobs import JobState, ResultRecord
+from ...schemas.records.jobs import JobState
 from ...schemas.schedules import check_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..calls.call import CallOptions, SubmitOptions, check_header_text
-from .storage import DUPLICATES_S, TaskStreams
+from .storage import DUPLICATES_S, TaskStreams, result_in
 
 _BINARY: Final = (bytes, bytearray, memoryview)
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
@@ -499,11 +499,7 @@ class Submitter:
         if not message.repeats:
             return False
         results = await self._streams.results(make=False)
-        entry = await results.get(self._streams.names.result_key(message.job))
-        try:
-            record = None if entry is None else ResultRecord.model_validate_json(entry.value)
-        except ValidationError:
-            return False
+        record = result_in(await results.get(self._streams.names.result_key(message.job)))
         return record is not None and record.state is JobState.CANCELLED and record.covers(found.at)
 
     async def _ended(self, message: TaskMessage) -> bool:

@@ -25,7 +25,7 @@ from ....schemas.records.jobs import JobState, ResultRecord
 from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.schedules import put_schedule
-from ...jobs.storage import TaskStreams, until_answered, until_taken
+from ...jobs.storage import TaskStreams, result_in, until_answered, until_taken
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
@@ -111,7 +111,7 @@ class OutcomeStore:
 
     def _reads(self, found: KvEntry) -> ResultRecord | None:
         """None: it cannot be parsed, and so ends no job: anybody may have written it."""
-        record = records.parse_result(found)
+        record = result_in(found)
         if record is None:
             self._log.error(
                 "%s is not a result and ends no job: find out who else writes there",
@@ -234,7 +234,7 @@ class OutcomeStore:
                 await (await self._streams.objects()).delete(name)
 
     async def _record(self, job: str) -> ResultRecord | None:
-        return records.parse_result(await self._entry(job))
+        return result_in(await self._entry(job))
 
     async def _entry(self, job: str) -> KvEntry | None:
         """The job's result, as it is stored."""
@@ -248,7 +248,7 @@ class OutcomeStore:
         """Whether this is the result of another endpoint's job, which has used an id without an endpoint. Then our
         job's result is stored under its id with the endpoint."""
         alone = bool(self._endpoint) and job_endpoint(job) is None
-        record = records.parse_result(found) if alone else None
+        record = result_in(found) if alone else None
         return record is not None and record.endpoint != self._endpoint
 
     def _create(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
@@ -425,7 +425,7 @@ class OutcomeStore:
         """Remove a schedule that was cancelled meanwhile. Otherwise it is in force, whatever was cancelled before."""
         assert entry.submission is not None
         found = await self._entry(entry.submission.job)
-        if found is None or not _is_cancelled(record := records.parse_result(found)):
+        if found is None or not _is_cancelled(record := result_in(found)):
             return
         if record.covers(entry.message.at):
             await (await self._streams.schedules()).purge(subject)

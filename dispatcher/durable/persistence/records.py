@@ -9,9 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from ....bus.port.bus import KvEntry, StreamMessage
+from ....bus.port.bus import StreamMessage
 from ....schemas.errors.base import GanglineError, error_from_wire
 from ....schemas.messages.submission import Submission
 from ....schemas.names import Names
@@ -112,14 +110,6 @@ def result_of(entry: QueuedMessage, effect: Persist, *, wall: float, object: str
     value = json.dumps(base64.b64encode(entry.body).decode()).encode() if as_msgpack else entry.body
     head = record.model_dump_json(exclude={"result"}).encode()
     return head[:-1] + b',"result":' + value + b"}"
-
-
-def parse_result(entry: KvEntry | None) -> ResultRecord | None:
-    """The record; None: there is none, or it is invalid, since anybody can write there."""
-    try:
-        return None if entry is None else ResultRecord.model_validate_json(entry.value)
-    except ValidationError:
-        return None
 
 
 def try_of(effect: Persist, tries: tuple[FailedTry, ...] = (), *, wall: float) -> bytes:

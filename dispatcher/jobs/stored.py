@@ -211,6 +211,13 @@ def schedule_id(message: StreamMessage) -> str:
     return f"sched-{message.sequence}-{round(message.at * 1000)}"
 
 
+def declared_at(headers_of_schedule: Mapping[str, str]) -> float:
+    """When the message that a schedule was made from was stored: Unix time, to the millisecond. 0: unknown, since an
+    operator has changed the schedule, or workers declare it."""
+    at = (header_of(headers_of_schedule, headers.MESSAGE_ID) or "").rpartition("-")[2]
+    return int(at) / 1000 if at.isdecimal() else 0.0
+
+
 async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:
     """The job's task as its schedule has published it, if that was not long ago."""
     pattern = names.due if ref.endpoint is None else names.due_of(names.tasks_of(ref.endpoint))

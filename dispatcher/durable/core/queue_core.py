@@ -332,7 +332,8 @@ class QueueCore:
         if submission.deadline_at is not None:
             task.deadline = queue.mono(submission.deadline_at)
         delayed = self._delayed(submission)
-        if delayed and not event.look:
+        if delayed and (submission.cron is not None or not event.look):
+            # A recurring schedule may be declared anew after its end: what is stored of it is read as it is stored.
             self._schedule(task)
             return
         task.cancelled = event.cancelled

@@ -26,6 +26,7 @@ from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, result_in, until_answered, until_taken
+from ...jobs.stored import declared_at
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
@@ -428,7 +429,10 @@ class OutcomeStore:
         if found is None or not _is_cancelled(record := result_in(found)):
             return
         if record.covers(entry.message.at):
-            await (await self._streams.schedules()).purge(subject)
+            schedules = await self._streams.schedules()
+            stored = await schedules.last(subject)
+            if stored is not None and record.covers(declared_at(stored.headers or {})):
+                await schedules.purge(subject, before=stored.sequence + 1)
         elif entry.submission.cron is not None:
             with contextlib.suppress(Conflict):
                 await (await self._streams.results()).delete(found.key, revision=found.revision)

@@ -253,6 +253,32 @@ async def test_a_schedule_declared_again_after_its_cancellation_stands_until_it_
         assert (scene.ran, await client.schedules()) == ([], [])
 
 
+@pytest.mark.parametrize("first", ["cancelled", "deleted", "replaced"])
+async def test_of_several_declarations_that_waited_for_a_dispatcher_the_last_one_stands(first: str) -> None:
+    scene = Scene()
+    running = cluster(scene.pool)
+    async with running as client:
+        every = client.options(idempotency_key="ticks")
+        for value in ("one", "two", "three"):
+            job = await every.options(cron="@every 10s").submit("images.echo", value)
+            await asyncio.sleep(1)
+            if first == "cancelled":
+                assert await job.cancel()
+                await asyncio.sleep(1)
+        await every.options(cron="@every 3s").submit("images.echo", "last")
+        await running.add_dispatcher()
+        await asyncio.sleep(1)
+        if first == "deleted":
+            await client.delete_schedule("ticks")
+            await every.options(cron="@every 3s").submit("images.echo", "last")
+        await asyncio.sleep(10)
+        assert (set(scene.ran), len(scene.ran)) == ({"last"}, 3)
+        assert await cron_is(client, "@every 3s")
+        assert (await job.status()).state is JobState.SCHEDULED
+        assert await job.cancel()
+        assert await client.schedules() == []
+
+
 async def test_a_paused_schedule_can_be_cancelled_as_a_job() -> None:
     async with Scene().client() as client:
         job = await client.options(cron="@hourly", idempotency_key="x").submit("images.echo", 1)

@@ -52,9 +52,9 @@ class Desk:
         value = record.model_dump_json().encode()
         await (await self.streams.results()).put(NAMES.result_key(job), value, revision=0)
 
-    def entry(self, body: bytes = b"{}", **given: str) -> QueuedMessage:
+    def entry(self, body: bytes = b"{}", sequence: int = 7, at: float = 1.0, **given: str) -> QueuedMessage:
         named = {name.replace("_", "-"): value for name, value in given.items()}
-        message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=7, at=1.0)
+        message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=sequence, at=at)
         read = read_message(NAMES, message)
         return QueuedMessage(message, None if isinstance(read, GanglineError) else read[0])
 
@@ -168,6 +168,21 @@ async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_agai
         assert await operations.persists(entry, scheduled()) is None
         await schedules.purge(NAMES.schedule("nightly"))
     assert (await schedules.state()).last_sequence == 1
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_an_earlier_declaration_neither_replaces_nor_removes_a_later_one(
+    operations: Desk, cancelled: bool
+) -> None:
+    """The earlier one waited for an answer of the server, or its dispatcher has lost the queue."""
+    if cancelled:
+        await operations.ends(JobState.CANCELLED, job="nightly", submitted_at=1.0)
+    for body, sequence, at in ((b"[2]", 8, 2.0), (b"[1]", 7, 1.0), (b"[3]", 9, 3.0), (b"[2]", 8, 2.0)):
+        given = {"Gangline_Cron": "@every 5s", "Gangline_Job": "nightly"}
+        entry = operations.entry(body, sequence=sequence, at=at, **given)
+        assert await operations.persists(entry, replace(scheduled(), seq=sequence)) is None
+    stored = await (await operations.streams.schedules()).last(NAMES.schedule("nightly"))
+    assert stored is not None and stored.data == b"[3]"
 
 
 async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(operations: Desk) -> None:

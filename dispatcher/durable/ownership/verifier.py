@@ -107,16 +107,17 @@ class OwnershipVerifier:
         turn: OwnershipProof,
         state: Callable[[], Awaitable[ConsumerState]],
         *,
-        doubted: Callable[[bool], None],
-        sure: Callable[[bool], None],
+        doubted: Callable[[], None],
+        sure: Callable[[], None],
         lost: Callable[[], None],
         log: Log,
     ) -> None:
         """
         Args:
             state: asks the server for the consumer.
-            doubted, sure, lost: called at each change; nothing is called after `lost`. The first two get whether
-                clients may have missed us meanwhile: not if there was just no work for long, and nothing to prove.
+            doubted, sure, lost: called at each change; nothing is called after `lost`. In between, clients may have
+                missed us, also if there was no work and so no proof: a dispatcher without work does not notice that
+                its server is cut off.
         """
         self._guard = guard
         self._turn = turn
@@ -128,8 +129,6 @@ class OwnershipVerifier:
         self._loop = asyncio.get_running_loop()
         self._certain = asyncio.Event()
         self._certain.set()
-        self._missed = False
-        """Whether clients may have missed us since it was certain."""
         self._verified = guard.term
         """The term in which the consumer was last seen."""
         self._asking: asyncio.Task[None] | None = None
@@ -145,8 +144,8 @@ class OwnershipVerifier:
         trust, now = self._turn.trust, self._loop.time()
         if self._unlisten is None or not trust.fades(now):
             return
-        if not trust.holds(now) and self._certain.is_set():
-            self._doubt(missed=self._asking is not None)
+        if not trust.holds(now):
+            self._doubt()
         self._ask()
 
     async def wait(self) -> None:
@@ -166,14 +165,13 @@ class OwnershipVerifier:
             await asyncio.wait([asking])
 
     def _on_doubt(self, _gap_s: float) -> None:
-        self._doubt(missed=True)
+        self._doubt()
         self._ask()
 
-    def _doubt(self, *, missed: bool) -> None:
-        if self._certain.is_set() or (missed and not self._missed):
+    def _doubt(self) -> None:
+        if self._certain.is_set():
             self._certain.clear()
-            self._missed = missed
-            self._doubted(missed)
+            self._doubted()
 
     def _ask(self) -> None:
         if self._asking is None:
@@ -194,7 +192,7 @@ class OwnershipVerifier:
                 except GanglineError as error:
                     self._log.debug("no proof yet: %s; asking again", error, extra={"action": "queue.unproven"})
                     if not self._turn.trust.holds(self._loop.time()):
-                        self._doubt(missed=True)
+                        self._doubt()
                     await asyncio.sleep(backoff.next_s())
                 else:
                     self._verified = term
@@ -206,9 +204,8 @@ class OwnershipVerifier:
             return
         self._asking = None
         if self._unlisten is not None and not self._certain.is_set():
-            missed, self._missed = self._missed, False
             self._certain.set()
-            self._sure(missed)
+            self._sure()
 
     def __repr__(self) -> str:
         return f"OwnershipVerifier({'certain' if self.certain else 'in doubt'})"

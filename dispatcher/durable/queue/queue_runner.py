@@ -617,12 +617,11 @@ class QueueRunner:
         else:
             self._context.guard.look()
 
-    def _on_doubt(self, missed: bool) -> None:
-        if missed:
-            # A restarted server may deliver messages again that were acknowledged before.
-            self._old_to = max(self._old_to, self._newest)
-            self._asked_of = False
-            self._doubts += 1
+    def _on_doubt(self) -> None:
+        # A restarted server may deliver messages again that were acknowledged before.
+        self._old_to = max(self._old_to, self._newest)
+        self._asked_of = False
+        self._doubts += 1
         if self._closed:
             return
         if self._events:
@@ -633,9 +632,9 @@ class QueueRunner:
             self._append(on.OwnershipDoubted, {})
         self._work()
 
-    def _on_sure(self, missed: bool) -> None:
+    def _on_sure(self) -> None:
         """Law 5."""
-        if missed and self.core.open:
+        if self.core.open:
             if self._asking is not None:
                 self._asking.cancel()
             self._asking = self._tasks.start(self._be_asked())

@@ -32,8 +32,8 @@ class Holder:
             self.guard,
             self.turn,
             self.state,
-            doubted=lambda missed: self.told.append("doubted" if missed else "unproven"),
-            sure=lambda missed: self.told.append("sure"),
+            doubted=lambda: self.told.append("doubted"),
+            sure=lambda: self.told.append("sure"),
             lost=lambda: self.told.append("lost"),
             log=logger_for("test"),
         )
@@ -91,9 +91,9 @@ async def test_a_quiet_queue_writes_nothing_and_is_proven_anew_before_it_does_an
     await asyncio.sleep(60)
     assert revision(hub) == before and holder.told == []
     holder.verifier.look()
-    assert holder.told == ["unproven"] and not holder.verifier.certain
+    assert holder.told == ["doubted"] and not holder.verifier.certain
     await holder.verifier.wait()
-    assert holder.told == ["unproven", "sure"] and revision(hub) == before + 1
+    assert holder.told == ["doubted", "sure"] and revision(hub) == before + 1
 
 
 async def test_who_is_not_heard_stops_believing_before_a_successor_may_ask_what_runs(

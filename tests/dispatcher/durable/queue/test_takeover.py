@@ -892,6 +892,31 @@ async def test_calls_and_other_queues_get_their_share_of_workers_that_a_queue_ke
         assert seconds > 1.0 and (len(site.ends) - ended) / seconds > 0.9 * 40, "the queue went on meanwhile"
 
 
+@pytest.mark.parametrize("idle_s", [0.0, 30.0])
+def test_what_was_cancelled_while_the_owner_was_cut_off_does_not_run_also_if_it_had_nothing_to_do(
+    idle_s: float,
+) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            node = site.dispatcher()
+            await site.taken()
+            await site.ended(await site.submit("square", {"x": 1}))
+            await asyncio.sleep(idle_s)
+            site.hub.split(lambda name: name == node.bus.name).notice()
+            await asyncio.sleep(1.0)
+            jobs = [await site.submit("square", {"x": x}) for x in range(3)]
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                for job in jobs[:2]:
+                    assert await client.job(job, site.pool).cancel()
+                site.hub.mend()
+                await site.ended(jobs[2])
+                await asyncio.sleep(3.0)
+            assert len(site.starts) == 2
+
+    simulate(story())
+
+
 def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_and_of_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -923,7 +948,10 @@ def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_an
             node.thaw()
             await asyncio.sleep(1.0)
             await site.ended(await site.submit("square", {"x": 5}))
-            assert looked == [1, 2, 6]
+            assert looked == [1, 2, 6, 7], "nothing was to do for so long that clients may have missed us"
+            await asyncio.sleep(0.5)
+            await site.ended(await site.submit("square", {"x": 6}))
+            assert looked == [1, 2, 6, 7]
 
     simulate(story())
 

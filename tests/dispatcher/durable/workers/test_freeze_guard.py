@@ -115,8 +115,8 @@ def verifier(guard: DoubtMonitor, server: Server) -> tuple[OwnershipVerifier, li
         guard,
         OwnershipProof(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
         server.state,
-        doubted=lambda missed: told.append("doubted" if missed else "unproven"),
-        sure=lambda missed: told.append("sure"),
+        doubted=lambda: told.append("doubted"),
+        sure=lambda: told.append("sure"),
         lost=lambda: told.append("lost"),
         log=logger_for("test"),
     )

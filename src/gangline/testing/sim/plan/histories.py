@@ -386,7 +386,8 @@ def draw_late_deliveries_plan(seed: int) -> Plan:
     steps = [
         JobStep(
             number=number,  # even ones get no id, which would make their dispatcher look for an earlier end
-            at_s=begins_s + 0.01 * number,
+            # The first ones end the pause after which the dispatcher looks everything up.
+            at_s=begins_s + 0.01 * number + (0.5 if number >= 4 else 0.0),
             client="c0",
             kind=JobKind.PUBLISH,
             endpoint=_POOL,
@@ -401,7 +402,7 @@ def draw_late_deliveries_plan(seed: int) -> Plan:
     plan = _durable(seed, workers, steps, [], dispatchers=("d0",), traffic_s=begins_s + 6.0)
     assert plan.durable is not None
     late = Storm(
-        from_s=begins_s,
+        from_s=begins_s + 0.5,
         until_s=begins_s + 5.0,
         rates=FaultRates(latency_s=LATENCY_S, delay=rng.choice((0.2, 0.4)), delay_s=MAX_DELAY_S),
     )

@@ -180,8 +180,10 @@ class StreamStore:
         """Sequence and time of each `Nats-Msg-Id`, oldest first."""
         self._batches: dict[str, _OpenBatch] = {}
         self._expiries: list[tuple[float, int]] = []
-        self._expiry: asyncio.TimerHandle | None = None
-        self._schedules: dict[int, asyncio.TimerHandle] = {}
+        self._expiry: asyncio.Handle | None = None
+        """Without `when`, if uvloop was told of a time that had passed."""
+        self._expiry_at = float("inf")
+        self._schedules: dict[int, asyncio.Handle] = {}
 
     def __repr__(self) -> str:
         return f"<StreamStore {self.name} messages={len(self.messages)} consumers={len(self.consumers)}>"
@@ -390,18 +392,18 @@ class StreamStore:
 
     def _expire_at(self, when: float, sequence: int) -> None:
         heapq.heappush(self._expiries, (when, sequence))
-        if self._expiry is None or self._expiries[0][0] < self._expiry.when():
+        if self._expiries[0][0] < self._expiry_at:
             self._await_expiry()
 
     def _await_expiry(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = None
+        self._expiry, self._expiry_at = None, float("inf")
         while self._expiries and self._expiries[0][1] not in self.messages:
             heapq.heappop(self._expiries)
         if self._expiries:
-            loop = asyncio.get_running_loop()
-            self._expiry = loop.call_at(self._expiries[0][0], self.expire, context=self.context)
+            self._expiry_at = self._expiries[0][0]
+            self._expiry = asyncio.get_running_loop().call_at(self._expiry_at, self.expire, context=self.context)
 
     def expire(self) -> None:
         """Remove expired messages. While expiry is paused, this does nothing: call it again afterwards."""
@@ -439,15 +441,17 @@ class StreamStore:
         when = schedule.next(wall)
         if when is None:
             return
+        due = at + (when - wall)
         self._schedules[sequence] = asyncio.get_running_loop().call_at(
-            at + (when - wall), self._fire, sequence, schedule, when, context=self.context
+            due, self._fire, sequence, schedule, when, due, context=self.context
         )
 
-    def _fire(self, sequence: int, schedule: CronSchedule, wall: float) -> None:
+    def _fire(self, sequence: int, schedule: CronSchedule, wall: float, at: float) -> None:
         loop = asyncio.get_running_loop()
         if not self.running():
-            self._schedules[sequence] = loop.call_later(
-                _HOLD_OFF_S, self._fire, sequence, schedule, wall, context=self.context
+            again = loop.time() + _HOLD_OFF_S
+            self._schedules[sequence] = loop.call_at(
+                again, self._fire, sequence, schedule, wall, again, context=self.context
             )
             return
         message = self.messages[sequence]
@@ -464,7 +468,7 @@ class StreamStore:
             self.remove(sequence)
         else:
             headers["Nats-Schedule-Next"] = datetime.fromtimestamp(following, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self._arm(sequence, schedule, wall, self._schedules[sequence].when())
+            self._arm(sequence, schedule, wall, at)
         ttl = stored.get("Nats-Schedule-TTL")
         if ttl:
             headers[_TTL] = ttl

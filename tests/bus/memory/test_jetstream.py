@@ -10,7 +10,9 @@ import json
 import random
 
 import pytest
+import uvloop
 
+from gangline.bus.memory import stream_store
 from gangline.bus.memory.faults import FaultRates, RandomFaults, WriteOutcome
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import (
@@ -433,3 +435,20 @@ async def test_streams_whose_subjects_overlap_are_refused(hub):
     await bus.stream("S", settings_of())
     with pytest.raises(InvalidSettings):
         await bus.stream("T", StreamSettings(subjects=("task.a",)))
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+def test_what_has_expired_before_its_timer_is_set_goes_on_each_loop(run_loop, monkeypatch):
+    async def life():
+        loop = asyncio.get_running_loop()
+        bus = MemoryServer().connect("client")
+        kv = await bus.bucket("b", BucketSettings())
+        with monkeypatch.context() as patch:
+            patch.setattr(stream_store, "server_time", lambda: loop.time() - 10.0)
+            for key in ("one", "two"):
+                await kv.put(key, b"1", ttl_s=1.0)
+        while await kv.entries(">"):
+            await asyncio.sleep(0)
+        await bus.close()
+
+    run_loop(life())

@@ -1,7 +1,7 @@
 """`python -m bench.report`: writes the page and the chart for the docs from bench/results/.
 
-Figures that were not measured are listed as such. The numbers are stored beside the page in one JSON file, from which
-the page can be written again.
+Figures that were not measured are listed as such; if none were measured here, the page keeps those it has. The numbers
+are stored beside the page in one JSON file, from which the page can be written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _BY_THEMSELVES: Final = ("memory", "scaling", "endurance")
 def together() -> dict[str, Any]:
     """All results: `figures` by name (null: not measured), and the parts they come from."""
     written = json.loads((REFERENCE / "benchmarks.json").read_text())
-    parts = {name: load(name) or (written.get(name, {}) if name in _BY_THEMSELVES else {}) for name in _PARTS}
+    measured = {name: found for name in _PARTS if (found := load(name))}
+    measured.get("endurance", {}).pop("minutes", None)
+    if not measured.keys() - set(_BY_THEMSELVES):
+        return written | measured
+    parts = {name: measured.get(name) or (written.get(name, {}) if name in _BY_THEMSELVES else {}) for name in _PARTS}
     figures = {each.name: None for each in FIGURES}
     spread: dict[str, Any] = {}
     for part in ("latest", "peers"):
@@ -39,7 +43,7 @@ def together() -> dict[str, Any]:
         "peers": parts["peers"] or {"missing": {}},
         "memory": parts["memory"],
         "scaling": parts["scaling"],
-        "endurance": {name: value for name, value in parts["endurance"].items() if name != "minutes"},
+        "endurance": parts["endurance"],
     }
 
 

@@ -49,6 +49,7 @@ from gangline.schemas.wire.frames import Frame, Reason
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan
 from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.histories import (
+    draw_cut_off_plan,
     draw_late_deliveries_plan,
     draw_listed_plan,
     draw_lost_deliveries_plan,
@@ -339,6 +340,17 @@ def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> 
 @mutant("hang", draw=draw_lost_deliveries_plan)
 def heartbeats_do_not_tell_what_was_delivered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PullConsumer, "on_heartbeat", lambda self, ordinal, sequence: self._hear())
+
+
+@mutant("L10", draw=draw_cut_off_plan)
+def what_waits_is_started_after_a_doubt_as_before(patch: pytest.MonkeyPatch) -> None:
+    original = AttemptSender.start
+
+    def start(self: AttemptSender, entry: QueuedMessage, *rest: Any) -> None:
+        entry.doubts = self._doubts()
+        original(self, entry, *rest)
+
+    patch.setattr(AttemptSender, "start", start)
 
 
 # -- limits and order -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from gangline.testing.sim.history.troubles import Troubles
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan
 from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
 from gangline.testing.sim.plan.histories import (
+    draw_cut_off_plan,
     draw_late_deliveries_plan,
     draw_listed_plan,
     draw_lost_deliveries_plan,
@@ -70,6 +71,7 @@ def test_a_tenant_that_fills_the_window_does_not_hold_up_others(seed):
 
 
 HISTORIES = (
+    draw_cut_off_plan,
     draw_late_deliveries_plan,
     draw_listed_plan,
     draw_lost_deliveries_plan,

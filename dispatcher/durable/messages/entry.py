@@ -369,6 +369,8 @@ class QueuedMessage:
     policy: TaskPolicy | None = None
     """What the attempt's worker declares about the task."""
     started = False
+    doubts = 0
+    """Doubts about the queue's ownership before it was known that no client had cancelled it."""
     attempt_at = 0.0
     """Unix time at which the current attempt was sent, if a history is written."""
     noted = 0

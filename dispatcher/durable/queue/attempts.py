@@ -10,6 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ from ..messages.entry import (
     ItemTracker,
     ItemVerdict,
     JobAttempt,
+    LeasedSlots,
     QueuedMessage,
     arguments_of,
     error_of_answer,
@@ -71,6 +73,8 @@ def _nothing(_worker: str) -> None:
 
 OnEnd = Callable[[QueuedMessage, int, GanglineError | None], None]
 """The entry, the attempt, and its error if it failed."""
+Look = Callable[[QueuedMessage, Callable[[bool], None]], None]
+"""Reads whether a client has cancelled the task without us, and calls the function with that."""
 
 
 def late_error(entry: QueuedMessage, attempt: int, error: GanglineError) -> GanglineError:
@@ -91,16 +95,33 @@ def late_error(entry: QueuedMessage, attempt: int, error: GanglineError) -> Gang
     return DeadlineExceeded(f"{entry.submission.target} did not end {limit}", may_have_started=True, details=details)
 
 
+def _unsent() -> TaskCancelled:
+    return TaskCancelled("it was cancelled before it was sent", may_have_started=False)
+
+
 class AttemptSender(AttemptListener):
     """See the module. All methods are plain calls."""
 
-    def __init__(self, context: DispatcherContext, endpoint: str, *, feed: JobEventPublisher, ended: OnEnd) -> None:
+    def __init__(
+        self,
+        context: DispatcherContext,
+        endpoint: str,
+        *,
+        feed: JobEventPublisher,
+        doubts: Callable[[], int],
+        look: Look,
+        ended: OnEnd,
+    ) -> None:
+        """`doubts`: how many times ownership of the queue has been in doubt. Before what was delivered earlier starts,
+        `look` is called, since its client may not have reached us."""
         self._endpoint = endpoint
         self._router = context.router
         self._exchange: RequestExchange = context.router.exchange
         self._ambient = context.ambient
         self._failure_detector = context.failure_detector
         self._feed = feed
+        self._doubts = doubts
+        self._look = look
         self._ended = ended
         self._entries: dict[int, QueuedMessage] = {}
         """Entries with a current attempt, by sequence."""
@@ -155,12 +176,28 @@ class AttemptSender(AttemptListener):
         entry.count_items(known=True)
         if entry.earlier_attempt:
             entry.earlier_attempt = 0
+        if entry.doubts == self._doubts():
+            self._launch(entry, start, lease)
+        else:
+            self._look(entry, functools.partial(self._looked, entry, start, lease))
+
+    def _looked(self, entry: QueuedMessage, start: StartAttempt, lease: LeasedSlots, cancelled: bool) -> None:
+        if entry.slots is not lease or entry.attempt != start.attempt:
+            return
+        if cancelled or entry.stopped == start.attempt:
+            self._settle(entry)
+            self._ended(entry, start.attempt, _unsent())
+        else:
+            self._launch(entry, start, lease)
+
+    def _launch(self, entry: QueuedMessage, start: StartAttempt, lease: LeasedSlots) -> None:
+        assert entry.submission is not None, entry
         if isinstance(lease.hold, GangHeldSlots) and lease.hold.on_all:
             self.started += 1
-            entry.declared(method)
+            entry.declared(lease.worker.methods.get(entry.submission.method))
             self._start_on_all(entry, start, lease.hold)
             return
-        sent_attempt = self._attempt(entry, worker, attached=False)
+        sent_attempt = self._attempt(entry, lease.worker, attached=False)
         try:
             self._send(entry, sent_attempt, self._task_frame(entry, sent_attempt, start, lease.hold.token))
         except GanglineError as error:  # nothing was sent, for example because it is too large
@@ -382,7 +419,7 @@ class AttemptSender(AttemptListener):
             sent_attempt.cancel()
         elif self._exchange.recall(sent_attempt):
             self._finish(entry, sent_attempt)
-            self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))
+            self._ended(entry, attempt, _unsent())
         else:
             self._exchange.post(sent_attempt.worker, (RequestOp.CANCEL, sent_attempt.id))
 

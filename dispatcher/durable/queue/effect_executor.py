@@ -54,9 +54,11 @@ class QueueEffectExecutor:
         pool_observer: PoolObserver,
         waiters: ResultWaiters,
         sure: Callable[[], Coroutine[Any, Any, None]],
+        doubts: Callable[[], int],
     ) -> None:
         """
         Args:
+            doubts: how many times ownership of the queue has been in doubt.
             waiters: who waits for results.
             entries: messages of the queue, by sequence; acknowledged ones are removed here.
             tell_soon: reports an event at the end of this turn, together with its other events.
@@ -71,6 +73,7 @@ class QueueEffectExecutor:
         self._joins_turn = joins_turn
         self._pool_observer = pool_observer
         self._waiters = waiters
+        self._doubts = doubts
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
         self.outcomes = OutcomeStore(
@@ -84,7 +87,14 @@ class QueueEffectExecutor:
             log=self._log,
             stored=waiters.stored,
         )
-        self.sent_attempts = AttemptSender(context, endpoint, feed=self.outcomes.feed, ended=self._on_ended)
+        self.sent_attempts = AttemptSender(
+            context,
+            endpoint,
+            feed=self.outcomes.feed,
+            doubts=doubts,
+            look=self._look_for_cancellation,
+            ended=self._on_ended,
+        )
         self._history = context.history
         self._short = None if self._history is None else HistorySummary(self._history, HistoryKind.ATTEMPTS)
         self.lessors: dict[str, SlotLessor] = {}
@@ -157,6 +167,7 @@ class QueueEffectExecutor:
 
     def _look(self, effect: do.LookUpResult) -> None:
         seq = effect.seq
+        self._entries[seq].doubts = self._doubts()
         self.outcomes.look(self._endpoint, effect, lambda found: self._tell_soon(on.Looked, seq=seq, finished=found))
 
     def _persist(self, effect: do.Persist) -> None:
@@ -256,6 +267,19 @@ class QueueEffectExecutor:
             self.sent_attempts.feeds(lessor)
             self._pool_observer.follow(pool)
         return lessor
+
+    def _look_for_cancellation(self, entry: QueuedMessage, then: Callable[[bool], None]) -> None:
+        assert entry.submission is not None
+        doubts, job = self._doubts(), entry.submission.job
+
+        async def look() -> None:
+            cancelled = bool(await self.outcomes.cancelled([job]))
+            entry.doubts = doubts
+            if cancelled:
+                self._tell(on.Cancel, job=job)
+            then(cancelled)
+
+        self._background.start(look())
 
     def _on_ended(self, entry: QueuedMessage, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool

@@ -109,7 +109,7 @@ class QueueRunner:
         self._tasks = TaskSet(f"queue {endpoint}")
         self._searching = False
         self._searched_at = self._loop.time()
-        """When the records of cancelled jobs were last read."""
+        """When the records of cancelled jobs were last looked for."""
         self._unlisten: Callable[[], None] | None = None
         self._tries: dict[str, TryRecord] = {}
         self._arrived = 0
@@ -143,6 +143,7 @@ class QueueRunner:
             pool_observer=self._pool_observer,
             waiters=self.waiters,
             sure=self._sure,
+            doubts=lambda: self._doubts,
         )
         self._recovery = QueueRecovery(context, endpoint, log=self._log)
         sent_attempts = self._executor.sent_attempts
@@ -567,6 +568,8 @@ class QueueRunner:
                 job=read[0].job,
             )
         entry = self.entries[seq] = QueuedMessage(message, read[0])
+        if self._doubts:
+            entry.doubts = self._doubts
         if len(message.data) <= _SMALL:
             entry.arguments = read[1]
         self._take(message, read[0], ahead=ahead)
@@ -638,22 +641,24 @@ class QueueRunner:
             if self._asking is not None:
                 self._asking.cancel()
             self._asking = self._tasks.start(self._be_asked())
-        if self._searched_at >= self._context.guard.reconnected_at:
-            self.tell(on.OwnershipConfirmed)
-        elif not self._searching:
+        self.tell(on.OwnershipConfirmed)
+        if not self._searching:
             self._searching = True
             self._tasks.start(self._search())
 
     async def _search(self) -> None:
-        while self._searched_at < self._context.guard.reconnected_at:
-            began_at = self._loop.time()
-            jobs = [entry.submission.job for entry in self.entries.values() if entry.submission is not None]
+        """Stop what clients have cancelled without us. What waits is checked before it starts; but after a
+        reconnection, that is looked for as well."""
+        doubts = -1
+        while doubts != self._doubts:
+            doubts, began_at = self._doubts, self._loop.time()
+            every = self._searched_at < self._context.guard.reconnected_at
+            entries = (entry for entry in self.entries.values() if every or entry.sent_attempt is not None)
+            jobs = [entry.submission.job for entry in entries if entry.submission is not None]
             for job in await self._executor.outcomes.cancelled(jobs):
                 self.tell(on.Cancel, job=job)
             self._searched_at = began_at
         self._searching = False
-        if self._verifier is not None and self._verifier.certain:
-            self.tell(on.OwnershipConfirmed)
 
     async def _be_asked(self) -> None:
         """From now on clients reach us: only tasks published earlier may have been cancelled without us."""

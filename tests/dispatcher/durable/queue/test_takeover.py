@@ -917,6 +917,53 @@ def test_what_was_cancelled_while_the_owner_was_cut_off_does_not_run_also_if_it_
     simulate(story())
 
 
+@pytest.mark.parametrize("cut_s", [0.3, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("busy_s", [8.0, 30.0])
+def test_what_waited_when_it_was_cancelled_behind_the_back_of_its_owner_does_not_run(
+    cut_s: float, busy_s: float
+) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            site.worker(slots=1)
+            node = site.dispatcher()
+            await site.taken()
+            first = await site.submit("square", {"x": 1, "seconds": busy_s})
+            await site.eventually(lambda: bool(site.starts))
+            waits = [await site.submit("square", {"x": x}) for x in range(3)]
+            await asyncio.sleep(busy_s - cut_s - 1.0)
+            site.hub.split(lambda name: name == node.bus.name).notice()
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                await asyncio.sleep(cut_s / 2)
+                for job in waits[:2]:
+                    assert await client.job(job, site.pool).cancel()
+                await asyncio.sleep(cut_s / 2)
+                site.hub.mend()
+                await site.ended(waits[2])
+            assert [job for job, *_ in site.starts] == [first, waits[2]]
+
+    simulate(story())
+
+
+def test_what_runs_when_it_is_cancelled_behind_the_back_of_its_owner_is_stopped() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            worker = site.worker(slots=1)
+            node = site.dispatcher()
+            await site.taken()
+            job = await site.submit("square", {"x": 1, "seconds": 60.0})
+            await site.eventually(lambda: bool(site.starts))
+            site.hub.split(lambda name: name == node.bus.name).notice()
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                await asyncio.sleep(1.0)
+                assert await client.job(job, site.pool).cancel()
+                site.hub.mend()
+            await site.submit("square", {"x": 2})
+            await site.eventually(lambda: worker.worker.core.load.running == 0, within_s=5.0)
+            assert (await site.ended(job)).state is JobState.CANCELLED
+
+    simulate(story())
+
+
 def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_and_of_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

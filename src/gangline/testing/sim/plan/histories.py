@@ -16,6 +16,7 @@ from .gang_plan import GangKind, GangStep, GangTraffic, SetStep
 from .plan import (
     LATENCY_S,
     MAX_DELAY_S,
+    NOTICED_S,
     POOLS,
     Accident,
     Aim,
@@ -27,6 +28,7 @@ from .plan import (
     Storm,
     WorkerPlan,
     draw_plan,
+    server_of,
 )
 
 _POOL: Final = POOLS[0]
@@ -435,6 +437,32 @@ def draw_lost_deliveries_plan(seed: int) -> Plan:
     event = PlanEvent(at_s=gone_s, accident=accident, target=HOLDER, for_s=1.0)
     plan = _durable(seed, _workers(rng.choice((1, 2)), 2), steps, [event], traffic_s=loss.until_s)
     return replace(plan, storms=(loss,))
+
+
+def draw_cut_off_plan(seed: int) -> Plan:
+    """The only dispatcher's server and the others give each other up, while tasks wait for a slot, or before they come:
+    before the servers find each other again, clients on the other side cancel some. The slot becomes free so late that
+    nothing can have been on its way since then."""
+    rng = random.Random(f"{seed}-cut-off")
+    begins_s = 1.0 + (seed % 2)  # splits that begin in an odd second of even seeds, or the reverse, are noticed
+    for_s = NOTICED_S + rng.uniform(0.5, 3.0)
+    cancelled_s = begins_s + rng.uniform(NOTICED_S + 0.1, for_s - 0.1)
+    come_s = rng.choice((0.3, cancelled_s - 0.1))
+    steps = [
+        JobStep(
+            number=number,
+            at_s=(at_s := come_s + 0.02 * number if number else 0.3),
+            client="c0",
+            kind=JobKind.CANCEL if number % 2 else JobKind.SUBMIT,
+            endpoint=_POOL,
+            method="job",
+            duration_s=begins_s + for_s + rng.uniform(5.0, 7.0) if number == 0 else 0.1,
+            doom_after_s=max(0.01, cancelled_s - at_s) if number % 2 else 0.0,
+        )
+        for number in range(6)
+    ]
+    split = PlanEvent(at_s=begins_s, accident=Accident.SPLIT, target="", for_s=for_s, amount=server_of(seed, "d0"))
+    return _durable(seed, _workers(1, 1), steps, [split], dispatchers=("d0",), traffic_s=begins_s + for_s + 8.0)
 
 
 def draw_shared_unit_plan(seed: int) -> Plan:

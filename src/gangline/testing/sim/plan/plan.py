@@ -105,6 +105,8 @@ SERVER_FAULTS = (Accident.SILENCE, Accident.SPLIT)
 SERVERS = 3
 ONLY_SERVER = -1
 """Number that stands for the single server that all processes use."""
+NOTICED_S = 2.5
+"""Both ends notice a partition that lasts longer, like a client with its pings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

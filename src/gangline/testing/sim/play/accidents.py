@@ -11,14 +11,22 @@ from ..actors.processes import Process
 from ..history.troubles import SERVER, SILENCE, WEATHER
 from ..plan.durable_draw import HOLDER
 from ..plan.gang_draw import LEADER
-from ..plan.plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Plan, PlanEvent, Storm, leader_of, server_of
+from ..plan.plan import (
+    CALM_RATES,
+    NOTICED_S,
+    ONLY_SERVER,
+    SERVERS,
+    Accident,
+    Plan,
+    PlanEvent,
+    Storm,
+    leader_of,
+    server_of,
+)
 from .world import World
 
 TWIN_AFTER_S = 0.1
 """When a second process with the same id starts, measured from the beginning of a freeze."""
-NOTICED_S = 2.5
-"""Both ends notice a partition that lasts longer, like a client with its pings."""
-
 CATCHES_UP_S = 0.1
 """Time within which a server that wakes up serves each of its connections."""
 ELECTED_S = 4.0

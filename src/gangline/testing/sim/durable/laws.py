@@ -143,6 +143,8 @@ class JobWatch:
         if model.job is not None and model.job != job:
             self._fail("L10", f"{model.request} is job {model.job} and job {job}")
         model.job = job
+        if model.record is None and (record := self.ends.records.get(job)) is not None:
+            self.ends.check_record(model, record)  # it ended before its publisher knew that it was stored
 
     def dooms(self, step: JobStep) -> None:
         """A client requests its cancellation."""

@@ -347,7 +347,7 @@ def what_waits_is_started_after_a_doubt_as_before(patch: pytest.MonkeyPatch) -> 
     original = AttemptSender.start
 
     def start(self: AttemptSender, entry: QueuedMessage, *rest: Any) -> None:
-        entry.doubts = self._doubts()
+        entry.doubts = self.doubts
         original(self, entry, *rest)
 
     patch.setattr(AttemptSender, "start", start)

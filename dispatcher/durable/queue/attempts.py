@@ -108,19 +108,15 @@ class AttemptSender(AttemptListener):
         endpoint: str,
         *,
         feed: JobEventPublisher,
-        doubts: Callable[[], int],
         look: Look,
         ended: OnEnd,
     ) -> None:
-        """`doubts`: how many times ownership of the queue has been in doubt. Before what was delivered earlier starts,
-        `look` is called, since its client may not have reached us."""
         self._endpoint = endpoint
         self._router = context.router
         self._exchange: RequestExchange = context.router.exchange
         self._ambient = context.ambient
         self._failure_detector = context.failure_detector
         self._feed = feed
-        self._doubts = doubts
         self._look = look
         self._ended = ended
         self._entries: dict[int, QueuedMessage] = {}
@@ -132,6 +128,9 @@ class AttemptSender(AttemptListener):
         self.on_acknowledged: Callable[[str], None] = _nothing
         """Called with the name of each worker that was sent an ACK, which may be lost."""
         self.started = 0
+        self.doubts = 0
+        """How many times ownership of the queue has been in doubt: what was delivered before the last time is looked up
+        before it starts, since the client that cancelled it may not have reached us."""
         self.turn = 0
         """Greater than that of any earlier owner. Attempt numbers go back at most by those unknown of the last owner,
         so the sum of both, the fence, grows with each start of a job."""
@@ -176,7 +175,7 @@ class AttemptSender(AttemptListener):
         entry.count_items(known=True)
         if entry.earlier_attempt:
             entry.earlier_attempt = 0
-        if entry.doubts == self._doubts():
+        if entry.doubts == self.doubts:
             self._launch(entry, start, lease)
         else:
             self._look(entry, functools.partial(self._looked, entry, start, lease))
@@ -199,7 +198,7 @@ class AttemptSender(AttemptListener):
             return
         sent_attempt = self._attempt(entry, lease.worker, attached=False)
         try:
-            self._send(entry, sent_attempt, self._task_frame(entry, sent_attempt, start, lease.hold.token))
+            self._exchange.launch(sent_attempt, self._task_frame(entry, sent_attempt, start, lease.hold.token))
         except GanglineError as error:  # nothing was sent, for example because it is too large
             self._finish(entry, sent_attempt)
             self._ended(entry, start.attempt, error)
@@ -297,7 +296,7 @@ class AttemptSender(AttemptListener):
             self._ended(entry, attach.attempt, lost)
             return
         sent_attempt = self._attempt(entry, worker, attached=True)
-        self._send(entry, sent_attempt, self._attach_frame(entry, sent_attempt))
+        self._exchange.launch(sent_attempt, self._attach_frame(entry, sent_attempt))
         if entry.stopped == entry.attempt:
             self._exchange.post(worker, (RequestOp.CANCEL, sent_attempt.id))
 
@@ -308,12 +307,9 @@ class AttemptSender(AttemptListener):
         method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
         entry.streams = method is not None and method.streams
         entry.declared(method)
-        return sent_attempt
-
-    def _send(self, entry: QueuedMessage, sent_attempt: JobAttempt, frame: Frame) -> None:
         self._entries[entry.seq] = entry
-        self._failure_detector.watch(sent_attempt.worker)
-        self._exchange.launch(sent_attempt, frame)
+        self._failure_detector.watch(worker)
+        return sent_attempt
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -509,7 +505,7 @@ class AttemptSender(AttemptListener):
         self._exchange.forget(sent_attempt)
         self._failure_detector.unwatch(sent_attempt.worker)
         again = self._attempt(entry, sent_attempt.worker, attached=True)
-        self._send(entry, again, self._attach_frame(entry, again))
+        self._exchange.launch(again, self._attach_frame(entry, again))
 
     def still_runs(self, sent_attempt: JobAttempt) -> None:
         """The task may wait for lost credit, or its items may have been lost."""

@@ -54,11 +54,9 @@ class QueueEffectExecutor:
         pool_observer: PoolObserver,
         waiters: ResultWaiters,
         sure: Callable[[], Coroutine[Any, Any, None]],
-        doubts: Callable[[], int],
     ) -> None:
         """
         Args:
-            doubts: how many times ownership of the queue has been in doubt.
             waiters: who waits for results.
             entries: messages of the queue, by sequence; acknowledged ones are removed here.
             tell_soon: reports an event at the end of this turn, together with its other events.
@@ -73,7 +71,6 @@ class QueueEffectExecutor:
         self._joins_turn = joins_turn
         self._pool_observer = pool_observer
         self._waiters = waiters
-        self._doubts = doubts
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
         self.outcomes = OutcomeStore(
@@ -91,7 +88,6 @@ class QueueEffectExecutor:
             context,
             endpoint,
             feed=self.outcomes.feed,
-            doubts=doubts,
             look=self._look_for_cancellation,
             ended=self._on_ended,
         )
@@ -167,7 +163,7 @@ class QueueEffectExecutor:
 
     def _look(self, effect: do.LookUpResult) -> None:
         seq = effect.seq
-        self._entries[seq].doubts = self._doubts()
+        self._entries[seq].doubts = self.sent_attempts.doubts
         self.outcomes.look(self._endpoint, effect, lambda found: self._tell_soon(on.Looked, seq=seq, finished=found))
 
     def _persist(self, effect: do.Persist) -> None:
@@ -270,7 +266,7 @@ class QueueEffectExecutor:
 
     def _look_for_cancellation(self, entry: QueuedMessage, then: Callable[[bool], None]) -> None:
         assert entry.submission is not None
-        doubts, job = self._doubts(), entry.submission.job
+        doubts, job = self.sent_attempts.doubts, entry.submission.job
 
         async def look() -> None:
             cancelled = bool(await self.outcomes.cancelled([job]))

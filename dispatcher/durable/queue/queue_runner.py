@@ -130,7 +130,6 @@ class QueueRunner:
         self._asking: asyncio.Future[None] | None = None
         self._warned: set[str] = set()
         """Names of unknown headers that a warning was logged about."""
-        self._doubts = 0
         self._unheard_s = context.guard.unheard_s
         self.waiters = ResultWaiters(context.bus, locate=self._locate)
         self._executor = QueueEffectExecutor(
@@ -143,7 +142,6 @@ class QueueRunner:
             pool_observer=self._pool_observer,
             waiters=self.waiters,
             sure=self._sure,
-            doubts=lambda: self._doubts,
         )
         self._recovery = QueueRecovery(context, endpoint, log=self._log)
         sent_attempts = self._executor.sent_attempts
@@ -568,8 +566,8 @@ class QueueRunner:
                 job=read[0].job,
             )
         entry = self.entries[seq] = QueuedMessage(message, read[0])
-        if self._doubts:
-            entry.doubts = self._doubts
+        if self._executor.sent_attempts.doubts:
+            entry.doubts = self._executor.sent_attempts.doubts
         if len(message.data) <= _SMALL:
             entry.arguments = read[1]
         self._take(message, read[0], ahead=ahead)
@@ -624,7 +622,7 @@ class QueueRunner:
         # A restarted server may deliver messages again that were acknowledged before.
         self._old_to = max(self._old_to, self._newest)
         self._asked_of = False
-        self._doubts += 1
+        self._executor.sent_attempts.doubts += 1
         if self._closed:
             return
         if self._events:
@@ -650,8 +648,8 @@ class QueueRunner:
         """Stop what clients have cancelled without us. What waits is checked before it starts; but after a
         reconnection, that is looked for as well."""
         doubts = -1
-        while doubts != self._doubts:
-            doubts, began_at = self._doubts, self._loop.time()
+        while doubts != self._executor.sent_attempts.doubts:
+            doubts, began_at = self._executor.sent_attempts.doubts, self._loop.time()
             every = self._searched_at < self._context.guard.reconnected_at
             entries = (entry for entry in self.entries.values() if every or entry.sent_attempt is not None)
             jobs = [entry.submission.job for entry in entries if entry.submission is not None]
@@ -662,11 +660,11 @@ class QueueRunner:
 
     async def _be_asked(self) -> None:
         """From now on clients reach us: only tasks published earlier may have been cancelled without us."""
-        doubts = self._doubts
+        doubts = self._executor.sent_attempts.doubts
         await asyncio.sleep(_HEARD_S)
         stream = await self._context.streams.tasks()
         state = await until_answered("looking at the stream of tasks", stream.state, self._log)
-        if doubts == self._doubts:
+        if doubts == self._executor.sent_attempts.doubts:
             self._old_to = max(self._old_to, state.last_sequence)
             self._asked_of = True
 

@@ -11,8 +11,9 @@ Laws:
 4. Nothing is fetched before the failed attempts are known. Nothing starts before every worker that may run tasks of
    this queue has reported what it runs. And workers are not asked before a previous owner that did not give up the
    queue has stopped trusting its ownership.
-5. If a client cancelled a job while our connection was down, there is only a record of it. So after a reconnect the
-   records of all fetched jobs are read before the core receives OwnershipConfirmed.
+5. If a client cancelled a job and could not reach us, there is only a record of it. So what was fetched before a doubt
+   starts only after its record has been looked for, and so do tasks that arrive until clients reach us again. Records
+   of what runs are read after each doubt; after a reconnection, those of all fetched jobs.
 """
 
 from __future__ import annotations

@@ -213,9 +213,9 @@ class SlotLessor:
         method, self._missing = self._missing, None
         # Many slots of one worker may never be free together: request fewer after a while.
         patience_s = None if slots <= self._largest else _IN_ONE_PIECE_S
-        # Where a share is, or soon will be, and no lease: the one there may have been released for others. Elsewhere,
-        # the next try would be refused like the last one, and the share would only follow it, for ever.
-        leased = {lease.worker.id.worker for lease in self._leases}
+        # Where a share is, or soon will be, and no free lease: the one there is in use, or was released for others.
+        # Elsewhere, the next try would be refused like the last one, and the share would only follow it, for ever.
+        leased = {lease.worker.id.worker for lease in self._leases if lease.free}
         shared = () if self._asks else self._sharing.values()
         prefers = next((worker for worker in shared if worker not in leased), "")
         lease = self._lease(slots, method, patience_s, prefers)

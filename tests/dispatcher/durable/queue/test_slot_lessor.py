@@ -159,6 +159,25 @@ async def test_the_next_lease_is_on_the_worker_that_was_asked_for_a_share_if_it_
         assert [len(worker.heard_of(RequestOp.RESERVE)) for worker in workers].count(1) == 2
 
 
+async def test_another_lease_is_asked_for_where_the_share_is_if_the_lease_there_is_in_use() -> None:
+    async with Bench() as bench:
+        methods = {"echo": MethodInfo(policy=TaskPolicy(max_running=1)), "other": MethodInfo()}
+        for name in ("w1", "w2", "w3"):
+            await bench.worker(name, methods=methods, slots=2)
+        for _ in range(6):
+            bench.lessor.want(1, 1)
+            await bench.has(1)
+            first = bench.lessor.take(1, "echo", None)
+            bench.lessor.want(1, 1)
+            await bench.has(1)
+            second = bench.lessor.take(1, "other", None)
+            assert first is not None and second is not None and second.name == first.name
+            for lease in (first, second):
+                bench.lessor.give(lease, 1)
+            bench.lessor.want(0, 0)
+            await bench.has()
+
+
 async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait() -> None:
     async with Bench(turn_s=1.0) as bench:
         worker = await bench.worker(slots=1)

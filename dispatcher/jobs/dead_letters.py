@@ -50,6 +50,11 @@ def buried_sequence(given: Mapping[str, str]) -> int | None:
     return int(sequence) if what == BURIED and sequence.isdecimal() and len(sequence) <= _MOST_DIGITS else None
 
 
+def _buried_at(given: Mapping[str, str]) -> int:
+    """When the task's message was stored, in Unix milliseconds, likewise."""
+    return _number(given.get(headers.MESSAGE_ID, "").rpartition("-")[2])
+
+
 def audited(which: Sequence[str | DeadLetter]) -> str:
     """As the audit trail names these: letters, and ids of jobs without one."""
     named = [one if isinstance(one, str) else one.audited for one in which[:MOST_NAMED]]
@@ -334,7 +339,8 @@ class DeadLetters:
         record = parse_result(job, entry.value)
         if record.state is not JobState.DEAD:
             raise JobError(f"job {job!r} is now {record.state.value}: drop its dead letter", details={"job": job})
-        if record.attempts > letter.attempts:
+        again = 0 < _buried_at(letter.headers) < round(record.submitted_at * 1000)
+        if again or record.attempts > letter.attempts:
             # Another client was faster, and it is dead again: our message would be taken for a duplicate.
             raise JobError(f"job {job!r} was replayed and is dead again: replay it again", details={"job": job})
         try:

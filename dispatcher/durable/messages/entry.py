@@ -282,7 +282,7 @@ def size_of(message: StreamMessage) -> int:
     return size
 
 
-def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
+def may_have_ended(message: StreamMessage, *, recorded: bool) -> bool:
     """Whether another message may have had this job id, or this message was delivered before.
 
     Args:
@@ -295,8 +295,8 @@ def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
         return False
     if headers.SCHEDULER in given:
         return True
-    job = given.get(headers.JOB, job)  # as its submitter calls it
-    return recorded and headers.FIRST not in given and given.get(headers.MESSAGE_ID, "").startswith(job)
+    # Whoever chooses the id may publish it again: the server forgets the `Nats-Msg-Id` when it restarts.
+    return recorded and headers.FIRST not in given and header_of(given, headers.JOB) is not None
 
 
 def job_of(message: StreamMessage, endpoint: str) -> str:

@@ -589,7 +589,7 @@ class QueueRunner:
                 submission=submission,
                 size=size_of(message),
                 ahead=ahead,
-                look=old or may_have_ended(message, job, recorded=self._recorded(submission)),
+                look=old or may_have_ended(message, recorded=self._recorded(submission)),
                 attempts=record.attempts if record is not None else submission.attempts,
                 not_before=record.not_before if record is not None else 0.0,
                 cancelled=record is not None and record.cancelled,

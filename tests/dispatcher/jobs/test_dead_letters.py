@@ -165,6 +165,20 @@ async def test_who_replays_a_letter_too_late_leaves_the_later_death_alone(rig: J
 
 
 @on_both_buses
+async def test_a_later_death_is_another_one_also_if_no_attempt_began(rig: JobsRig) -> None:
+    """It expired each time."""
+    await rig.bury("j1", **{headers.MESSAGE_ID: f"{BURIED}-99-1000", headers.ATTEMPTS: "0"})
+    letter = await rig.client.dead_letter("j1")
+    await rig.end("j1", state=JobState.DEAD, reason="expired", attempts=0, submitted_at=1.5)
+    with pytest.raises(JobError, match="is dead again"):
+        await rig.client.replay(letter)
+    assert await rig.stored() == []
+    await rig.end("j1", revision=None, state=JobState.DEAD, reason="expired", attempts=0, submitted_at=1.0)
+    await rig.client.replay(letter)
+    assert len(await rig.stored()) == 1
+
+
+@on_both_buses
 async def test_a_letter_from_nowhere_cannot_be_replayed(rig: JobsRig) -> None:
     await rig.bury("j1", **{headers.SUBJECT: "elsewhere.task"})
     with pytest.raises(InvalidRequest, match="is not a task subject"):

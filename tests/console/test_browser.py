@@ -26,6 +26,7 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gangs.gang import Gang
 from gangline.dispatcher.jobs.job import Job
+from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GangFailed, GanglineError, NoCoordinator
 from gangline.schemas.messages.gangs import GangListReply, GangListRequest, GangReply
 from gangline.schemas.names import GangOperation, Names, public_id
@@ -119,7 +120,8 @@ class Site:
         await self.stack.enter_async_context(
             Dispatcher(await self.bus("dispatcher"), names=self.names, settings=DispatcherSettings(history=HISTORY))
         )
-        client = Client(await self.bus("client"), names=self.names, name="ann")
+        settings = RouterSettings(claim_s=300.0)  # browsers may keep this process from renewing for some seconds
+        client = Client(await self.bus("client"), names=self.names, name="ann", settings=settings)
         self.client = await self.stack.enter_async_context(client)
         lease = await self.stack.enter_async_context(client.lease("words", slots=2, ttl_s=600))
         await until(self._led)

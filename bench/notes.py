@@ -68,7 +68,7 @@ NOTES: Final = {
         "own takes 30 there, and more between other code, which it pushes out of the caches."
     ),
     "trace_1pct_c64": (
-        "Measured before the last two items below. Client, worker and a bus in memory, in one process that is "
+        "Client, worker and a bus in memory, in one process that is "
         "slowed by others, take 14.5 us per call. That no trace is sampled then adds 5.6 us, and 4 now: the "
         "client's decision 1.3, the worker's 1.0, the current span of the task 0.9, the rest for a traceparent of "
         "55 characters. The same code takes half as long in a loop of its own. One sampled call in a hundred adds "
@@ -82,8 +82,8 @@ NOTES: Final = {
         "A call has two spans, the caller's and the worker's. One span of the OpenTelemetry SDK costs 9 us without "
         "attributes, and 12 with our three (20 to 30 while others use the machine); a whole call costs the client "
         "5 to 7 us, and the worker as much. A fifth of what is added is the garbage collector's, since spans are "
-        "kept until their export. Since this was measured, our part on top of the SDK's went from 11 to 10 us at "
-        "the client, and from 21 to 11 at the worker, on a loaded machine. Dropped: spans made by ReadableSpan at "
+        "kept until their export. Our part on top of the SDK's is 10 us at the client, and 11 at the worker, on a "
+        "loaded machine. Dropped: spans made by ReadableSpan at "
         "the end (3 us instead of 20), which the SDK asks users not to do, and which processors would not see "
         "start."
     ),

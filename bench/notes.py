@@ -68,9 +68,9 @@ NOTES: Final = {
         "own takes 30 there, and more between other code, which it pushes out of the caches."
     ),
     "trace_1pct_c64": (
-        "Client, worker and a bus in memory, in one process that is "
-        "slowed by others, take 14.5 us per call. That no trace is sampled then adds 5.6 us, and 4 now: the "
-        "client's decision 1.3, the worker's 1.0, the current span of the task 0.9, the rest for a traceparent of "
+        "Client, worker and a bus in memory, in one process that is slowed by others, take 14.5 us per call. That no "
+        "trace is sampled then adds 5.6 us, and 4 now: the client's decision 1.3, the worker's 1.0, the current "
+        "span of the task 0.9, the rest for a traceparent of "
         "55 characters. The same code takes half as long in a loop of its own. One sampled call in a hundred adds "
         "2 to 3 us: it costs 150 to 250 us, and 110 if all are, since its code is out of the caches. Tried and "
         "kept: decide from the sampler's rate without asking it, no span object for what is not sampled, 64 new "
@@ -83,9 +83,8 @@ NOTES: Final = {
         "attributes, and 12 with our three (20 to 30 while others use the machine); a whole call costs the client "
         "5 to 7 us, and the worker as much. A fifth of what is added is the garbage collector's, since spans are "
         "kept until their export. Our part on top of the SDK's is 10 us at the client, and 11 at the worker, on a "
-        "loaded machine. Dropped: spans made by ReadableSpan at "
-        "the end (3 us instead of 20), which the SDK asks users not to do, and which processors would not see "
-        "start."
+        "loaded machine. Dropped: spans made by ReadableSpan at the end (3 us instead of 20), which the SDK asks users "
+        "not to do, and which processors would not see start."
     ),
     "weighted_route_c64": (
         "A tenth of the calls go to a second worker. So each turn sends two messages instead of one, and four "

@@ -22,7 +22,7 @@ from ...schemas.text import parse_duration
 from ...schemas.wire import headers
 from .queries import JobQueries, parse_result
 from .storage import TaskStreams
-from .stored import JobRef, begins, decoded, header_of, job_of, messages_of, split_subject
+from .stored import BURIED, JobRef, begins, decoded, header_of, is_number, job_of, messages_of, origin_of, split_subject
 
 QUIET_S: Final = 5.0
 """A reader that gets no letter for this time stops waiting for more: they were deleted meanwhile."""
@@ -35,24 +35,8 @@ _DROPPED: Final = OF_DEAD_LETTERS | {headers.FIRST.lower(), headers.DELAY.lower(
 """Headers of a letter that its replayed task does not get; it does not wait for its scheduled time again either."""
 
 
-BURIED: Final = "dead"
-"""Prefix of a dead letter's message id, before the sequence of the task's message."""
-_MOST_DIGITS: Final = 20
 MOST_NAMED: Final = 100
 """The audit trail names so many letters of one action."""
-"""Of a sequence in the server's 64 bits; Python refuses to parse a number with thousands of digits."""
-
-
-def buried_sequence(given: Mapping[str, str]) -> int | None:
-    """The sequence of the task's message, from the headers of its dead letter; None: unknown."""
-    what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
-    sequence = rest.partition("-")[0]
-    return int(sequence) if what == BURIED and sequence.isdecimal() and len(sequence) <= _MOST_DIGITS else None
-
-
-def _buried_at(given: Mapping[str, str]) -> int:
-    """When the task's message was stored, in Unix milliseconds, likewise."""
-    return _number(given.get(headers.MESSAGE_ID, "").rpartition("-")[2])
 
 
 def audited(which: Sequence[str | DeadLetter]) -> str:
@@ -301,7 +285,8 @@ class DeadLetters:
         Raises:
             JobError: it takes too long.
         """
-        sequence = buried_sequence(letter.headers)
+        buried = origin_of(BURIED, letter.headers)
+        sequence = None if buried is None else buried.sequence
         try:
             ref = JobRef(id=letter.job, endpoint=check_name(letter.endpoint, "endpoint"), sequence=sequence)
         except InvalidRequest:
@@ -319,9 +304,9 @@ class DeadLetters:
     async def _forget_message(self, letter: DeadLetter) -> None:
         """Delete the old message: the dispatcher may have been killed before it acknowledged that. Without a record, it
         would be taken for an unfinished task, and the replayed one for its duplicate."""
-        sequence = buried_sequence(letter.headers)
+        buried = origin_of(BURIED, letter.headers)
         tasks = await self._streams.tasks()
-        message = None if sequence is None else await tasks.get(sequence)
+        message = None if buried is None else await tasks.get(buried.sequence)
         if (
             message is not None
             and message.subject == letter.subject
@@ -339,7 +324,8 @@ class DeadLetters:
         record = parse_result(job, entry.value)
         if record.state is not JobState.DEAD:
             raise JobError(f"job {job!r} is now {record.state.value}: drop its dead letter", details={"job": job})
-        again = 0 < _buried_at(letter.headers) < round(record.submitted_at * 1000)
+        buried = origin_of(BURIED, letter.headers)
+        again = buried is not None and 0 < buried.at_ms < round(record.submitted_at * 1000)
         if again or record.attempts > letter.attempts:
             # Another client was faster, and it is dead again: our message would be taken for a duplicate.
             raise JobError(f"job {job!r} was replayed and is dead again: replay it again", details={"job": job})
@@ -374,7 +360,7 @@ class DeadLetters:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+    return int(text) if text is not None and is_number(text) else 0
 
 
 def _moment(text: str | None) -> float | None:

@@ -21,7 +21,7 @@ from ...schemas.errors.base import InvalidRequest, UnknownJob
 from ...schemas.names import Names, check_name, short_job, split_tenant
 from ...schemas.wire import headers
 from .storage import TaskStreams
-from .stored import DUE_KEPT, Schedule, begins_with, declared_at, header_of, recurring
+from .stored import DUE_KEPT, Schedule, begins_with, declared_at_ms, header_of, recurring
 from .submitter import rfc3339
 
 _WRONG_LAST_SEQUENCE: Final = 10071
@@ -54,7 +54,7 @@ async def put_schedule(schedules: Stream, names: Names, subject: str, data: byte
         if before is not None and _tenant_of(before.headers or {}) != _tenant_of(given):
             before = None
         known = before if found is None or _tenant_of(found.headers or {}) != _tenant_of(given) else found
-        if found is not None and known is found and declared_at(found.headers or {}) > declared_at(given) > 0:
+        if found is not None and known is found and declared_at_ms(found.headers or {}) > declared_at_ms(given) > 0:
             return
         since = None if known is None else header_of(known.headers or {}, headers.PAUSED)
         fields = dict(given) if since is None else _as_paused(names, given, since)

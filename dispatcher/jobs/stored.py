@@ -32,6 +32,20 @@ CHAINS: Final = 16
 """Parts of the stream that are searched concurrently."""
 
 
+SCHEDULED: Final = "sched"
+BURIED: Final = "dead"
+"""Prefixes of the message ids of schedules and of dead letters."""
+_MOST_DIGITS: Final = 20
+
+
+class TaskOrigin(NamedTuple):
+    """The task's message that a schedule or a dead letter was made from."""
+
+    sequence: int
+    at_ms: int
+    """When it was stored: Unix time in milliseconds; 0: unknown."""
+
+
 class JobRef(NamedTuple):
     """What the owner of a reference knows about a job."""
 
@@ -200,22 +214,37 @@ async def submission_of(tasks: Stream, schedule: StreamMessage) -> StreamMessage
     Raises:
         NotPermitted, StorageUnavailable, Disconnected.
     """
-    id = header_of(schedule.headers or {}, headers.MESSAGE_ID) or ""
-    sequence = id.removeprefix("sched-").partition("-")[0]
-    message = await tasks.get(int(sequence)) if sequence.isdecimal() else None
-    return None if message is None or schedule_id(message) != id else message
+    given = schedule.headers or {}
+    origin = origin_of(SCHEDULED, given)
+    message = None if origin is None else await tasks.get(origin.sequence)
+    id = header_of(given, headers.MESSAGE_ID)
+    return None if message is None or origin_id(SCHEDULED, message) != id else message
 
 
-def schedule_id(message: StreamMessage) -> str:
-    """`Nats-Msg-Id` of the schedule that is made from a message in the stream of tasks."""
-    return f"sched-{message.sequence}-{round(message.at * 1000)}"
+def origin_id(what: str, message: StreamMessage) -> str:
+    """`Nats-Msg-Id` of the schedule or dead letter that is made from a message in the stream of tasks."""
+    return f"{what}-{message.sequence}-{round(message.at * 1000)}"
 
 
-def declared_at(headers_of_schedule: Mapping[str, str]) -> float:
-    """When the message that a schedule was made from was stored: Unix time, to the millisecond. 0: unknown, since an
-    operator has changed the schedule, or workers declare it."""
-    at = (header_of(headers_of_schedule, headers.MESSAGE_ID) or "").rpartition("-")[2]
-    return int(at) / 1000 if at.isdecimal() else 0.0
+def origin_of(what: str, given: Mapping[str, str]) -> TaskOrigin | None:
+    """The message that one with these headers was made from. None: unknown; an operator has changed the schedule, or
+    workers declare it."""
+    kind, _, rest = (header_of(given, headers.MESSAGE_ID) or "").partition("-")
+    sequence, _, at_ms = rest.partition("-")
+    if kind != what or not is_number(sequence):
+        return None
+    return TaskOrigin(int(sequence), int(at_ms) if is_number(at_ms) else 0)
+
+
+def is_number(text: str) -> bool:
+    """Whether it is a number of the server's 64 bits. Python refuses to parse one with thousands of digits."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def declared_at_ms(schedule: Mapping[str, str]) -> int:
+    """When the message that a schedule with these headers was made from was stored; see TaskOrigin."""
+    origin = origin_of(SCHEDULED, schedule)
+    return 0 if origin is None else origin.at_ms
 
 
 async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:

@@ -26,7 +26,7 @@ from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, result_in, until_answered, until_taken
-from ...jobs.stored import declared_at
+from ...jobs.stored import BURIED, declared_at_ms, origin_id
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
@@ -381,7 +381,7 @@ class OutcomeStore:
             except PayloadTooLarge:
                 continue
         # The body is almost as large as a message, and does not fit together with the reason.
-        name = f"dead-{entry.seq}-{round(entry.message.at * 1000)}"
+        name = origin_id(BURIED, entry.message)
         await (await self._streams.objects()).put(name, entry.message.data)
         return await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
 
@@ -431,7 +431,7 @@ class OutcomeStore:
         if record.covers(entry.message.at):
             schedules = await self._streams.schedules()
             stored = await schedules.last(subject)
-            if stored is not None and record.covers(declared_at(stored.headers or {})):
+            if stored is not None and record.covers(declared_at_ms(stored.headers or {}) / 1000):
                 await schedules.purge(subject, before=stored.sequence + 1)
         elif entry.submission.cron is not None:
             with contextlib.suppress(Conflict):

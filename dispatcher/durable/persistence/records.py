@@ -17,8 +17,7 @@ from ....schemas.records.jobs import DeadReason, FailedTry, JobFailure, JobState
 from ....schemas.text import parse_duration
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
-from ...jobs.dead_letters import BURIED
-from ...jobs.stored import DUE_KEPT, header_of, schedule_id, split_subject
+from ...jobs.stored import BURIED, DUE_KEPT, SCHEDULED, header_of, origin_id, split_subject
 from ...jobs.submitter import number
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage
@@ -145,7 +144,7 @@ def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: i
     """
     failure = failure_of(cause_of(effect), limit)
     ours = {
-        headers.MESSAGE_ID: f"{BURIED}-{entry.seq}-{round(entry.message.at * 1000)}",
+        headers.MESSAGE_ID: origin_id(BURIED, entry.message),
         headers.JOB: effect.job,
         headers.SUBJECT: entry.message.subject,
         headers.DEAD_REASON: reason_of(effect).value,
@@ -183,7 +182,7 @@ def broken_headers(entry: QueuedMessage, record: ResultRecord) -> dict[str, str]
     """Headers of its dead letter: none of the message's own."""
     assert record.reason is not None and record.error is not None, record
     given = {
-        headers.MESSAGE_ID: f"{BURIED}-{entry.seq}-{round(entry.message.at * 1000)}",
+        headers.MESSAGE_ID: origin_id(BURIED, entry.message),
         headers.JOB: record.job,
         headers.SUBJECT: entry.message.subject,
         headers.DEAD_REASON: record.reason.value,
@@ -244,7 +243,7 @@ def schedule_of(
     }
     given[headers.SCHEDULE_TARGET] = names.due_of(message.subject)
     given[headers.SCHEDULE_TTL] = DUE_KEPT
-    given[headers.MESSAGE_ID] = schedule_id(message)
+    given[headers.MESSAGE_ID] = origin_id(SCHEDULED, message)
     if submission.cron is not None:
         given[headers.SCHEDULE] = submission.cron
         given[headers.SCHEDULE_JOB] = submission.job

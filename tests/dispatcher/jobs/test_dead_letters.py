@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from gangline.bus.port.bus import ConsumerSettings, StreamMessage
-from gangline.dispatcher.jobs.dead_letters import BURIED, DeadLetter
+from gangline.dispatcher.jobs.dead_letters import DeadLetter
 from gangline.dispatcher.jobs.queries import JobQueries
+from gangline.dispatcher.jobs.stored import BURIED
 from gangline.schemas.errors.base import InvalidName, InvalidRequest, JobError, PayloadTooLarge, UnknownJob
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobProgress, JobState

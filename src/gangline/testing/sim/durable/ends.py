@@ -123,12 +123,10 @@ class Ends:
     def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
         """Whether the task may be dead for that reason."""
         step = model.step
-        if step.bad is not None and record.reason is step.bad.reason:
-            return True
+        if step.bad is not None and record.reason is not DeadReason.CRASHED:
+            return record.reason is step.bad.reason
         # What cannot run says nothing of attempts, and may be lost on the way to a worker that dies before it answers.
         last = record.attempts >= (model.most_attempts if step.bad is None else 1)
-        if step.bad is not None and record.reason is not DeadReason.CRASHED:
-            return False
         match record.reason:
             case DeadReason.FAILED:
                 # A worker that keeps few items may have lost some before the next owner of the queue asks for them, and

@@ -292,6 +292,14 @@ def split_target(target: str) -> tuple[str, str]:
     return check_name(endpoint, "endpoint"), check_name(method, "method")
 
 
+_LEDGER: Final = "_LEDGER"
+
+
+def takes_batches(bucket: str) -> bool:
+    """Whether a bucket takes atomic batches: only the ledger of a namespace does."""
+    return bucket.endswith(_LEDGER)
+
+
 def split_tenant(subject: str) -> tuple[str, str]:
     """The subject of a stored task as its submitter wrote it, and the tenant that the server has added; empty: none."""
     written, _, tenant = subject.partition(".@")
@@ -632,7 +640,7 @@ class Names:
 
     @property
     def ledger_bucket(self) -> str:
-        return f"{self.namespace.upper()}_LEDGER"
+        return f"{self.namespace.upper()}{_LEDGER}"
 
     def registration_key(self, worker: WorkerId) -> str:
         return f"reg.{worker.pool}.{worker.worker}"

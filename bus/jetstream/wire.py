@@ -55,7 +55,9 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
         # DIRECT.GET would send a stored message unchanged to any subject that the request names.
         "allow_direct": False,
         "allow_msg_ttl": settings.expiring,
-        "allow_atomic": True,
+        # The server acknowledges the first message of a batch with an empty body, which is a valid request of its own
+        # API, to whatever reply subject the sender gives.
+        "allow_atomic": False,
         "allow_msg_schedules": settings.schedules,
         "allow_rollup_hdrs": settings.schedules,
     }
@@ -80,7 +82,7 @@ _FREE: Final = frozenset(
     (
         *("name", "description", "metadata", "placement", "storage", "num_replicas", "compression", "first_seq"),
         *("max_consumers", "consumer_limits", "max_bytes", "max_msg_size", "duplicate_window", "persist_mode"),
-        *("deny_delete", "deny_purge", "allow_atomic", "allow_batched", "allow_msg_ttl"),
+        *("deny_delete", "deny_purge", "allow_msg_ttl"),
     )
 )
 """What may differ in an existing stream: operators tune it, or it does no harm. (The switches that we need are checked
@@ -88,7 +90,10 @@ as well.)"""
 _LIMITS: Final = frozenset(("max_age", "max_msgs"))
 """What may differ, too, if messages expire anyway."""
 _MENDED: Final = frozenset(
-    ("allow_direct", "mirror_direct", "allow_rollup_hdrs", "subject_delete_marker_ttl", "discard")
+    (
+        *("allow_direct", "mirror_direct", "allow_rollup_hdrs", "subject_delete_marker_ttl", "discard"),
+        *("allow_atomic", "allow_batched"),
+    )
 )
 """What an update corrects."""
 _NEEDED: Final = ("allow_atomic", "allow_msg_ttl", "allow_msg_schedules")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import InvalidName, InvalidSettings
+from ...schemas.names import takes_batches
 from ..jetstream.api import Transport
 from ..jetstream.wire import MAX_CONSUMERS
 from ..nats_client.protocol import decode_headers
@@ -85,7 +86,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any]:
-    """What `nats kv add` would create, plus atomic batches and expiring keys."""
+    """What `nats kv add` would create, plus expiring keys and, for the ledger, atomic batches."""
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
@@ -106,7 +107,7 @@ def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any
         "allow_rollup_hdrs": False,
         "deny_delete": True,
         "allow_msg_ttl": True,
-        "allow_atomic": True,
+        "allow_atomic": takes_batches(bucket),
     }
 
 

@@ -75,6 +75,7 @@ class StreamConfiguration:
     per_subject: int
     """Maximum number of messages per subject; 0: unlimited."""
     expiring: bool
+    atomic: bool
     rollup: bool
     schedules: bool
     duplicates_s: float
@@ -98,6 +99,7 @@ class StreamConfiguration:
             max_age_s=fields.get("max_age", 0) / SECOND_NS,
             per_subject=max(int(fields.get("max_msgs_per_subject", 0)), 0),
             expiring=bool(fields.get("allow_msg_ttl")),
+            atomic=bool(fields.get("allow_atomic")),
             rollup=bool(fields.get("allow_rollup_hdrs")),
             schedules=bool(fields.get("allow_msg_schedules")),
             duplicates_s=fields.get("duplicate_window", 0) / SECOND_NS,
@@ -244,6 +246,8 @@ class StreamStore:
         Raises:
             JetStreamRefusal: as `publish`; nothing is stored.
         """
+        if not self.configuration.atomic:
+            raise JetStreamRefusal(10174, "atomic publish is disabled")
         now, name, number = server_time(), headers[_BATCH], int(headers[_BATCH_SEQUENCE])
         for old in [each for each, batch in self._batches.items() if now - batch.began_at > _BATCH_LASTS_S]:
             del self._batches[old]

@@ -256,7 +256,7 @@ class Bus(Protocol):
         ...
 
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
-        """Open a bucket, creating it if necessary (with atomic batches and expiring keys).
+        """Open a bucket, creating it if necessary (with expiring keys and, if it is the ledger, atomic batches).
 
         Args:
             make: False creates nothing, sends nothing and never raises: for callers that only read. A missing bucket

@@ -170,7 +170,7 @@ class KeyValue(Protocol):
         ...
 
     async def commit(self, writes: Sequence[KvWrite]) -> int:
-        """Atomic batch: all writes or none, at most 1000. Returns the revision of the last.
+        """Atomic batch: all writes or none, at most 1000. Returns the revision of the last. Only the ledger takes them.
 
         Raises:
             Conflict: a condition was not met; nothing was written. Transient conflicts are retried internally.

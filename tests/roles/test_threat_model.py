@@ -112,6 +112,21 @@ async def batches_are_kept_open(account: Account, bus: NatsBus) -> bool:
     return answer.get("error", {}).get("err_code") in (TOO_MANY_BATCHES, INCOMPLETE_BATCH)
 
 
+async def streams_are_deleted(account: Account, bus: NatsBus) -> bool:
+    await account.ask(account.operator, "gangline.task.nowhere.x", "theirs")
+    headers = {"Nats-Batch-Id": f"evil-{id(bus)}", "Nats-Batch-Sequence": "1"}
+    own = "alive.images.w1" if bus.name == "worker" else "leader"
+    target = f"{API}.STREAM.PURGE.GANGLINE_TASKS"
+    bus.publish(f"$KV.{account.ledger.name}.{own}", b"{}", reply=target, headers=headers)
+
+    async def purged() -> bool:
+        info = await account.ask(account.operator, f"{API}.STREAM.INFO.GANGLINE_TASKS")
+        return bool(info["state"]["messages"] == 0)
+
+    await until(purged)
+    return True
+
+
 async def answers_are_forged(account: Account, bus: NatsBus) -> bool:
     heard, asked = collect(), f"_INBOX.operator.asked-{id(bus)}"
     await account.operator.subscribe(asked, heard)
@@ -146,6 +161,9 @@ HOLES: dict[str, Attack] = {
     f"producer, observer | {READ}": others_are_read,
     f"producer | {ID}": a_message_id_is_taken,
     "worker | report progress of any job": progress_is_forged,
+    "worker, coordinator | have the server delete or purge any stream of the account, by a batch on the ledger": (
+        streams_are_deleted
+    ),
     "worker | keep 50 atomic batches open: meanwhile no gang is formed or ended": batches_are_kept_open,
     "gateway, worker, coordinator | answer other users' requests, if they know the reply subject": answers_are_forged,
     "operator | have a stream store what any user of the account receives, in other namespaces too": inboxes_are_stored,

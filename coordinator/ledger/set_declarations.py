@@ -51,6 +51,8 @@ class SetDeclarations:
         self._log = log
         self._standing: dict[str, bytes] = {}
         """By key, as last seen."""
+        self._revisions: dict[str, int] = {}
+        """By key, as last seen: a declaration that is written again is taken over again, also if it is the same."""
         self._lost: set[str] = set()
         """Keys of these that the watch has reported as deleted."""
         self._subscription: Subscription | None = None
@@ -101,8 +103,10 @@ class SetDeclarations:
             if entry.key in self._standing:
                 self._tasks.start(self._gone(entry.key))
             return
+        known, self._revisions[entry.key] = self._revisions.get(entry.key), entry.revision
+        repeated = known in (None, entry.revision) or entry.key in self._lost
         self._lost.discard(entry.key)
-        if self._standing.get(entry.key) == entry.value:
+        if repeated and self._standing.get(entry.key) == entry.value:
             return  # the watch began, or the bucket was created again
         record = parse(GangSetRecord, entry, self._log)
         if record is not None and self._usable(entry.key, entry.key.partition(".")[2], record):

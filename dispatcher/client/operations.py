@@ -245,7 +245,8 @@ class Operations:
         ```
 
         The fields are those of the file for `gangline gangset apply`. Needs the permissions of an operator, as do the
-        two below. Declaring the same again changes nothing.
+        two below. Declaring the same again changes nothing, unless its gangs fail: then a roll that stopped is tried
+        again.
 
         Raises:
             InvalidName, InvalidRequest: the name or the declaration is invalid; names each wrong field. Nothing was

@@ -51,8 +51,7 @@ async def declared_sets(ledger: KeyValue) -> dict[str, GangSetRecord]:
 
 
 async def declare(ledger: KeyValue, sets: dict[str, GangSetRecord]) -> tuple[dict[str, str], bool]:
-    """Write the declarations. Returns the outcome by name (`created`, `changed`, `unchanged`), and whether a
-    coordinator leads."""
+    """Write the declarations. Returns the outcome by name (see `declare_one`), and whether a coordinator leads."""
     changes = {name: await declare_one(ledger, name, record) for name, record in sets.items()}
     return changes, await is_led(ledger)
 
@@ -64,13 +63,19 @@ async def is_led(ledger: KeyValue) -> bool:
 
 
 async def declare_one(ledger: KeyValue, name: str, record: GangSetRecord) -> str:
-    """Write one declaration; `created`, `changed`, or `unchanged`: then nothing was written."""
+    """Write one declaration. Returns `created`, `changed`, `unchanged` (nothing was written), or `retried`: it is
+    unchanged but its gangs fail, so it was written again, which starts a stopped roll again."""
     entry = await ledger.get(Names.gangset_key(name))
     known = None if entry is None else read_record(GangSetRecord, entry)
     if known is not None and (known, known.template) == (record, record.template):
-        return "unchanged"
+        _, _, status = await read_set(ledger, name)
+        if status is None or status.state is not SetState.FAILING:
+            return "unchanged"
+        outcome = "retried"
+    else:
+        outcome = "created" if entry is None else "changed"
     await ledger.put(Names.gangset_key(name), record.model_dump_json(exclude_unset=True).encode())
-    return "created" if entry is None else "changed"
+    return outcome
 
 
 async def _redeclare(

@@ -332,6 +332,10 @@ ASK_TIMEOUT_S = 5.0
 """How long a dispatcher or a worker has to answer, without `options(timeout_s=...)`."""
 
 
+_LOOK_UP_S: Final = 1.0
+"""A limit below this may be over before a first answer can come."""
+
+
 class Job(Generic[Result]):
     """A handle to a job, from `Client.submit`, or from `Client.job` with its id. It needs no close: you can drop it at
     any time, and look the job up again by its id from anywhere.
@@ -393,7 +397,8 @@ class Job(Generic[Result]):
         connections.
 
         Args:
-            timeout_s: how long to wait; the job continues. None: no limit.
+            timeout_s: how long to wait; the job continues. None: no limit. 0: do not wait, only look whether it has
+                ended.
 
         Cancelling stops the wait, not the job.
 
@@ -410,16 +415,29 @@ class Job(Generic[Result]):
             async with asyncio.timeout(timeout_s):
                 record = await wait_for_record(self._queries, self._ref)
         except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"job {self.id!r} did not end within {timeout_s:g} s; it continues",
-                may_have_started=True,
-                details={"job": self.id},
-            ) from error
+            record = await self._record_now() if timeout_s is not None and timeout_s < _LOOK_UP_S else None
+            if record is None:
+                within = f"did not end within {timeout_s:g} s" if timeout_s else "has not ended yet"
+                raise DeadlineExceeded(
+                    f"job {self.id!r} {within}; it continues", may_have_started=True, details={"job": self.id}
+                ) from error
         value: Any = await value_of(self._queries.streams, record)
         if self._task is not None and not self._task.streams:
             value = self._task.decode(value)
         found: Result = value
         return found
+
+    async def _record_now(self) -> ResultRecord | None:
+        """The record of its end, if it has ended: looked up once, for a caller whose limit was too short for that.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                if (await self._queries.status(self._ref, ASK_TIMEOUT_S)).state.final:
+                    return await wait_for_record(self._queries, self._ref)
+        return None
 
     @frames_hidden
     async def status(self) -> JobInfo:

@@ -141,6 +141,19 @@ async def test_waiting_ends_at_its_time_and_leaves_the_job_alone(rig: JobsRig) -
 
 
 @on_both_buses
+async def test_a_limit_too_short_to_wait_still_finds_a_job_that_has_ended(rig: JobsRig) -> None:
+    for limit_s in (0, -1, 1e-6):
+        job = await rig.client.submit("images.echo")
+        with pytest.raises(DeadlineExceeded, match=r"; it continues"):
+            await job.result(limit_s)
+        await rig.end(job.id, result=41)
+        assert await job.result(limit_s) == 41
+        assert await rig.client.job(job.id).result(limit_s) == 41
+        with pytest.raises(UnknownJob):
+            await rig.client.job("images.nosuch").result(limit_s)
+
+
+@on_both_buses
 async def test_a_result_that_is_not_kept_is_not_waited_for(rig: JobsRig) -> None:
     job = await rig.client.options(result_ttl_s=0).submit("images.echo")
     with pytest.raises(ResultNotKept):

@@ -362,8 +362,8 @@ class Client(Operations):
                 slots stay taken after this process disappears.
             ledger: `sync` writes the ledger before the grant; `lease.fence` then grows across the whole system. Not for
                 a standing set: its slots are in the ledger with their gang, whose fence the lease has.
-            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy. To get the
-                lease at once or not at all: `client.options(queue=False).lease(...)`.
+            wait: whether `lease.call` waits while all slots of the lease are in use, or its task is at a limit, or
+                raises LeaseBusy. To get the lease at once or not at all: `client.options(queue=False).lease(...)`.
 
         Raises:
             NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is reserved.

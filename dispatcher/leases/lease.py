@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Protocol, overload
 
+from ...runtime.timers import exponential_s
 from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden, hide_frames
 from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
 from ...schemas.handles import NamedTask, P, R, decoded, task_of
@@ -28,6 +29,10 @@ _OK: Final = int(AnswerOp.OK)
 _COMES_BACK_S: Final = 3.0
 """For this long after a reconnect, a worker without a subscription may just not have reconnected yet."""
 _ASK_AGAIN_S: Final = 0.05
+_SHARE_S: Final = 0.02
+_MOST_SHARE_S: Final = 0.5
+"""How long to wait, at first and at most, before a worker is asked again whether it has a share of the task's limit:
+being asked, it gets an idle one from another worker within milliseconds."""
 _LOST: Final = frozenset((TryOutcome.DRAINING,))
 """A draining worker honours existing leases; one that rejects them as draining counts as lost."""
 
@@ -96,8 +101,9 @@ class Lease(HeldSlotsInfo):
     async def call(self, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     async def call(self, method: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on the lease and return its result. Waits while all slots of the lease are in use. Cancelling
-        cancels the task; its slot is free again when it has stopped.
+        """Run a task on the lease and return its result. Waits while all slots of the lease are in use, and while
+        the task is at a limit that it declares. Cancelling cancels the task; its slot is free again when it has
+        stopped.
 
         Args:
             method: name of the task, or its function, as for Client.call.
@@ -107,7 +113,8 @@ class Lease(HeldSlotsInfo):
         Raises:
             LeaseExpired, StaleEpoch, WorkerLost: the lease is lost; `may_have_started` says whether the task may have
                 started.
-            LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
+            LeaseBusy: all slots are in use, or the task is at a limit that it declares, and the lease was made with
+                `wait=False`; nothing was started.
             GanglineError: see Client.call.
         """
         try:
@@ -208,6 +215,8 @@ class LeaseTarget(HeldTarget):
     told = False
     sent_at = 0.0
     """Loop time, not after the last attempt was sent."""
+    limited = 0
+    """How often the worker had no share of the task's declared limit."""
 
     def __init__(
         self,
@@ -258,10 +267,26 @@ class LeaseTarget(HeldTarget):
         client and still have the lease.
         """
         exchange = self._exchange
+        if fate is TryOutcome.LIMITED and self._wait:
+            await self._wait_for_share()
+            return True
         if fate is TryOutcome.UNHEARD and exchange.loop.time() - exchange.reconnected_at < _COMES_BACK_S:
             await asyncio.sleep(_ASK_AGAIN_S)
             return True
         return fate is TryOutcome.UNSEEN
+
+    async def _wait_for_share(self) -> None:
+        """
+        Raises:
+            DeadlineExceeded: the task's deadline would pass meanwhile.
+        """
+        loop, deadline = self._exchange.loop, self.order.deadline
+        delay_s = exponential_s(_SHARE_S, _MOST_SHARE_S, self.limited)
+        self.limited += 1
+        if deadline is not None and loop.time() + delay_s >= deadline:
+            await asyncio.sleep(max(0.0, deadline - loop.time()))
+            raise self.order.too_late(may_have_started=False)
+        await asyncio.sleep(delay_s)
 
     def __str__(self) -> str:
         return f"the lease on {self.worker.id}"

@@ -10,7 +10,7 @@ import pytest
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.runtime.rate import burst_of
-from gangline.schemas.errors.base import LeaseBusy, Saturated
+from gangline.schemas.errors.base import DeadlineExceeded, LeaseBusy, Saturated
 from gangline.schemas.wire import codec
 from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
@@ -203,7 +203,7 @@ async def test_a_lease_is_no_way_round_the_limit() -> None:
     scene = Scene(max_running=1)
     running = cluster(scene.pool)
     async with running as client:
-        async with client.lease("p", slots=2) as lease:
+        async with client.lease("p", slots=2, wait=False) as lease:
             busy = asyncio.ensure_future(lease.call("work"))
             await asyncio.sleep(0.1)
             with pytest.raises(LeaseBusy):
@@ -264,3 +264,32 @@ async def test_a_plain_request_above_the_limit_is_told_so() -> None:
         assert codec.from_json(reply.data)["code"] == "lease_busy"
         await busy
         await bus.close()
+
+
+@pytest.mark.parametrize("policy", [{"max_running": 1}, {"rate_per_s": 5.0}], ids=["max_running", "rate_per_s"])
+async def test_a_call_on_a_lease_waits_for_its_share_of_a_limit(policy: dict[str, Any]) -> None:
+    scene = Scene(slots=4, **policy)
+    async with cluster(scene.pool, workers=3) as client:
+        for round in range(6):
+            async with client.options(deadline_s=10).lease("p") as lease:
+                await asyncio.gather(*(lease.call("p.work", 0.01) for _ in range(1 + round % 2)))
+    assert scene.most <= 1 or "rate_per_s" in policy
+    assert len(scene.starts) == 9
+
+
+async def test_a_call_on_a_lease_that_does_not_wait_is_refused_while_its_task_is_at_its_limit() -> None:
+    scene = Scene(slots=4, max_running=1)
+    async with cluster(scene.pool) as client:
+        running = asyncio.ensure_future(client.call("p.work", 5.0))
+        await asyncio.sleep(0.1)
+        async with client.lease("p", wait=False) as lease:
+            with pytest.raises(LeaseBusy, match="limit"):
+                await lease.call("p.work", 0.0)
+        async with client.options(deadline_s=2).lease("p") as lease:
+            with pytest.raises(DeadlineExceeded) as caught:
+                await lease.call("p.work", 0.0)
+            assert not caught.value.may_have_started
+        async with client.lease("p") as lease:
+            await lease.call("p.work", 0.0)
+        await running
+    assert (scene.most, len(scene.starts)) == (1, 2)

@@ -1,7 +1,7 @@
 """For each planted bug, the seeds that catch it with the least work: what the suite tries first.
 
 They are only hints. They stand in `caught_by.json`; should none of them catch its bug any more, the test looks through
-all seeds, which may take a minute, and says so. There are several, since a change of the product changes what happens
+all seeds, which may take a minute. There are several, since a change of the product changes what happens
 in a seed. To make the file anew, for all bugs or for those named:
 
     python -m tests.sim.caught_by [id ...]

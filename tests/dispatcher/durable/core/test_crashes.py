@@ -17,7 +17,7 @@ from gangline.testing.loop import current_node
 from ....scale import repetitions
 from ....support.durable.site import DispatcherNode, Site, simulate
 
-SEEDS = repetitions(3, whole=20)
+SEEDS = repetitions(1, whole=20)
 
 
 class Jobs:

@@ -42,7 +42,7 @@ def run(world: World, starts: int) -> str:
 
 def test_a_tenant_with_many_tasks_delays_the_next_task_of_another_by_one_start():
     world = world_with()
-    submit(world, "lab", 300)
+    submit(world, "lab", 50)
     world.credit(1)
     assert run(world, 5) == "lllll"
     submit(world, "shop", 1)
@@ -51,9 +51,9 @@ def test_a_tenant_with_many_tasks_delays_the_next_task_of_another_by_one_start()
 
 def test_tenants_alternate_and_our_own_account_takes_its_turn_like_a_tenant():
     world = world_with()
-    submit(world, "lab", 50)
-    submit(world, "shop", 50)
-    submit(world, "", 50)
+    submit(world, "lab", 15)
+    submit(world, "shop", 15)
+    submit(world, "", 15)
     world.credit(1)
     starts = run(world, 30)
     assert Counter(starts) == {"l": 10, "s": 10, "o": 10}
@@ -62,18 +62,18 @@ def test_tenants_alternate_and_our_own_account_takes_its_turn_like_a_tenant():
 
 def test_a_tenants_weight_is_its_share():
     world = world_with("lab:weight=3")
-    submit(world, "lab", 60)
-    submit(world, "shop", 60)
+    submit(world, "lab", 35)
+    submit(world, "shop", 15)
     world.credit(1)
     assert Counter(run(world, 40)) == {"l": 30, "s": 10}
 
 
 def test_what_one_tenant_leaves_the_other_uses_and_a_pause_earns_nothing():
     world = world_with()
-    submit(world, "lab", 100)
+    submit(world, "lab", 35)
     world.credit(1)
     assert run(world, 20) == "l" * 20
-    submit(world, "shop", 30)
+    submit(world, "shop", 15)
     assert Counter(run(world, 40)[20:]) == {"l": 10, "s": 10}
 
 
@@ -110,8 +110,8 @@ def test_a_task_that_needs_more_slots_takes_more_of_its_tenants_share():
 def test_tenants_take_turns_under_a_limit_that_the_task_declares(policy):
     world = world_with(policies={"run": policy})
     world.credit(8)
-    submit(world, "lab", 100)
-    submit(world, "shop", 100)
+    submit(world, "lab", 30)
+    submit(world, "shop", 30)
     before = len(world.started)
     for _ in range(400):
         if len(world.started) >= before + 40:
@@ -128,8 +128,8 @@ def test_tenants_take_turns_across_pools_when_the_route_limits_how_many_run():
     route = RouteRecord(to={"e": 1, "f": 1}, queue=QueueRules(max_running=1))
     world = world_with(route=route)
     world.pool("f")
-    submit(world, "lab", 40, pool="e")
-    submit(world, "shop", 40, pool="f")
+    submit(world, "lab", 15, pool="e")
+    submit(world, "shop", 15, pool="f")
     world.credit(4, pool="e")
     world.credit(4, pool="f")
     counts = Counter(run(world, 20))
@@ -139,7 +139,7 @@ def test_tenants_take_turns_across_pools_when_the_route_limits_how_many_run():
 def test_slots_that_a_tenant_alone_used_in_another_pool_cost_it_no_turns_here():
     world = world_with(route=RouteRecord(to={"e": 1, "f": 1}))
     world.pool("f")
-    submit(world, "lab", 200, pool="f")
+    submit(world, "lab", 100, pool="f")
     world.credit(8, pool="f")
     for _ in range(10):
         for each in [each for each in world.runs if not each.ended]:

@@ -34,7 +34,9 @@ def test_no_law_is_broken_by_gangs(seeds):
     befell: Counter[str] = Counter()
     for report in reports:
         befell.update(report.gangs)
-    assert min(befell["formed"], befell["members"]) > 2 * len(reports) and befell["torn: released"] and befell["meetings"]
+    assert (
+        min(befell["formed"], befell["members"]) > 2 * len(reports) and befell["torn: released"] and befell["meetings"]
+    )
     assert befell["torn: owner_lost"] and befell["torn: worker_lost"] and befell["torn: replaced"]
     assert total_outcomes(reports)["acquired"] > len(reports) * 2 / 5
 

@@ -1,8 +1,8 @@
 """The checker catches planted bugs: for each law, several ways to break it. One that gets away means that the plans or
 the checker are too weak.
 
-The quick suite plants one bug a law, those of `QUICK`; the whole suite plants all. The seeds in `caught_by.json` are tried
-first, then all from the first.
+The quick suite plants one bug a law, those of `QUICK`; the whole suite plants all. The seeds in `caught_by.json` are
+tried first, then all from the first.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ import pytest
 from bench.chaos.client import KINDS
 from bench.chaos.run import _Play, chaos
 from bench.chaos.system import ROLES
-from gangline.testing.kit.records import SentRequest
+from gangline.testing.kit.judge import judge
+from gangline.testing.kit.records import Life, SentRequest, Trouble, read
 
 EACH_S = 50.0
 """A slow machine: between two kinds of requests that succeed again."""
+IN_TIME = "every request is answered in time"
 
 
 @pytest.mark.long  # test_judge shows that it would find what is broken, tests/faults plays single faults
@@ -46,3 +49,18 @@ async def test_a_slow_system_has_recovered_once_all_kinds_of_requests_succeed(tm
     name, kind = places[-1]
     took_s = None if lost else 1.0 + len(places) - 1
     assert await play.recovered(1.0) == (took_s, f"{kind} of {name}")
+
+
+def test_an_answer_may_be_as_late_as_its_client_was_kept_from_running(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"e": "ask", "at": 0.0, "pid": 5, "id": "c-1", "kind": "call", "due": 5.0},
+        {"e": "stalled", "at": 14.0, "pid": 5, "since": 4.0, "until": 14.0},
+        {"e": "told", "at": 14.5, "pid": 5, "id": "c-1", "ok": False, "code": "deadline_exceeded"},
+    ]
+    (tmp_path / "client-5.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = read(tmp_path)
+    history.lives = [Life(name="c", role="client", pid=5, began=0.0)]
+    assert judge(history)[IN_TIME] == []
+    history.troubles.append(Trouble(pid=5, how="frozen", since=3.0, until=13.0))  # the same time, and counts once
+    history.requests[0].told = 20.0
+    assert len(judge(history)[IN_TIME]) == 1

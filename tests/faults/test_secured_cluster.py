@@ -448,7 +448,7 @@ async def nobody_else_gets_in(system: System, folder: Path) -> None:
         others["another tenant's name"] = (named, "rejected the credentials")
     for who, (given, why) in others.items():
         with pytest.raises(ServerUnreachable, match=why):
-            await connect_bus(system.settings(**{"user": "batch", "connect_timeout_s": 10.0, **given}), name=who)
+            await connect_bus(system.settings(**{"user": "batch", "connect_timeout_s": 30.0, **given}), name=who)
     own = {
         "no certificate": None,
         "another authority's": (certificate, key),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 
 import pytest
 
 from gangline.schemas.records.jobs import DeadReason
-from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.history.troubles import Troubles
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan
 from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
@@ -115,13 +113,6 @@ def test_an_idempotency_key_stands_for_one_task():
         twins += sum(1 for count in requests.values() if count > 1)
         assert all(request.startswith("once") for request, count in requests.items() if count > 1)
     assert twins > 5
-
-
-def test_the_command_plays_durable_tasks_on_request(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sim", "--durable", "--seeds", "1", "--from", "3", "--trace"])
-    assert main() == 0
-    said = capsys.readouterr().out
-    assert "dispatchers" in said and "runs durable tasks" in said and "durable tasks: " in said
 
 
 def test_what_befell_whom_is_known_for_as_long_as_it_matters():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 
 import pytest
 
-from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import Breaking, GangKind
 from gangline.testing.sim.plan.histories import draw_repairs_plan, draw_roll_plan
@@ -66,10 +64,3 @@ def test_plans_hold_every_kind_of_gang_and_of_trouble():
     assert {step.breaking for step in steps} == set(Breaking)
     assert {len(gangs.coordinators) for gangs in traffic} == {1, 2, 3}
     assert {event.accident for plan in plans for event in plan.events} >= set(COORDINATOR_FAULTS)
-
-
-def test_the_command_plays_gangs_on_request(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sim", "--gangs", "--seeds", "1", "--from", "6", "--trace"])
-    assert main() == 0
-    said = capsys.readouterr().out
-    assert "coordinators" in said and "journal form" in said and "gangs: " in said

@@ -61,10 +61,19 @@ def test_the_command_says_what_it_ran(capsys, monkeypatch):
     assert "2 seeds" in capsys.readouterr().out
 
 
-def test_the_command_shows_every_event_on_request(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--from", "3", "--trace"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--from", "3"), ("journal start",)),
+        (("--from", "6", "--gangs"), ("coordinators", "journal form", "gangs: ")),
+        (("--from", "3", "--durable"), ("dispatchers", "runs durable tasks", "durable tasks: ")),
+    ],
+)
+def test_the_command_shows_every_event_on_request(capsys, monkeypatch, options, words):
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--trace", *options])
     assert main() == 0
-    assert "journal start" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert [word for word in words if word not in output] == []
 
 
 def test_the_command_fails_when_a_law_is_broken(capsys, monkeypatch, caplog):

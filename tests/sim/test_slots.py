@@ -40,6 +40,10 @@ class Script:
         self.model.task_delivered(task_id, epoch, token)
         self.record("start", id=task_id, token=token, cost=cost)
 
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.model.look(reachable=True)
+
     def broken(self) -> list[str]:
         """The laws that were broken so far."""
         self.model.check_turn()
@@ -121,30 +125,25 @@ def test_more_tasks_than_slots_of_a_lease_break_l3(script):
 
 def test_an_unclaimed_grant_that_stays_breaks_l4(script):
     script.grant(claim_s=2.0)
-    script.now += 2.2
-    script.model.look(reachable=True)
+    script.wait(2.2)
     assert script.broken() == []
-    script.now += 0.2
-    script.model.look(reachable=True)
+    script.wait(0.2)
     assert script.broken() == ["L4"]
 
 
 def test_a_lease_that_outlives_its_last_renewal_breaks_l4(script):
     script.grant(single_use=False)
     assert script.model.renewal_delivered("t", 5.0)
-    script.now += 5.9
-    script.model.look(reachable=True)
+    script.wait(5.9)
     assert script.broken() == []
-    script.now += 0.2
-    script.model.look(reachable=True)
+    script.wait(0.2)
     assert script.broken() == ["L4"]
 
 
 def test_a_frozen_worker_is_given_the_time_it_stood_still(script):
     script.grant()
     script.model.froze(serving=True)
-    script.now += 30
-    script.model.look(reachable=True)
+    script.wait(30)
     script.model.thawed()
     script.model.look(reachable=True)
     assert script.broken() == []

@@ -6,21 +6,12 @@ from collections import Counter
 
 import pytest
 
-from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.routing.wait_queue import TenantTurns
-from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
-
-
-def world_with(*quotas: str, route: RouteRecord | None = None, window: int = 4096, **pool: object) -> World:
-    settings = DispatcherSettings(node="n", window_tasks=window, quotas=parse_quotas(quotas))
-    world = World(route=route or RouteRecord(), explicit=True, settings=settings)
-    world.pool(**pool)
-    world.open()
-    return world
+from ....support.durable.worlds import world_with
 
 
 def submit(world: World, tenant: str, count: int, **fields: object) -> None:
@@ -34,8 +25,7 @@ def run(world: World, starts: int) -> str:
     its first letter."""
     while len(world.started) < starts:
         before = len(world.started)
-        world.end(next(run.job for run in world.runs if not run.ended))
-        world.flush()
+        world.settle(next(run.job for run in world.runs if not run.ended))
         assert len(world.started) > before, "nothing starts any more"
     return "".join(job[0] for job, _ in world.started[:starts])
 

@@ -67,10 +67,11 @@ HISTORIES = {
 
 @pytest.mark.parametrize("draw", HISTORIES)
 def test_no_law_is_broken_in_rare_histories(draw):
-    for seed in range(FIRST, FIRST + repetitions(1, whole=40)):
-        report = run(seed, plan=draw(seed))
-        assert report.ok, str(report)
-        assert HISTORIES[draw] in report.plan and report.durable
+    reports = [run(seed, plan=draw(seed)) for seed in range(FIRST, FIRST + repetitions(1, whole=40))]
+    broken = [str(report) for report in reports if not report.ok]
+    assert not broken, "\n\n".join(broken)
+    assert all(HISTORIES[draw] in report.plan for report in reports)
+    assert any(report.durable.get("done") for report in reports)
 
 
 def test_plans_with_durable_tasks_are_those_without_and_more():

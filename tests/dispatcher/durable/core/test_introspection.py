@@ -12,14 +12,7 @@ from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
-
-
-def world_of(*free: int, limits: dict[str, int] | None = None, **rules) -> World:
-    world = World(route=RouteRecord(limits=limits or {}, queue=QueueRules(**rules)), explicit=True)
-    world.pool()
-    world.open()
-    world.credit(*free)
-    return world
+from ....support.durable.worlds import world_of
 
 
 def obstacles(world: World, job: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from . import aim_mutants, clock_mutants, durable_mutants, gang_mutants, limit_mutants
+from . import clock_mutants, durable_mutants, gang_mutants, limit_mutants
 from .mutants import MUTANTS
 
 FILE: Final = Path(__file__).with_suffix(".json")
@@ -33,7 +33,7 @@ MOST_CPU_S: Final = 3.0
 """A plan that takes longer is no hint; with some bugs a few never end."""
 
 
-PLANTED: Final = (gang_mutants, durable_mutants, clock_mutants, aim_mutants, limit_mutants)
+PLANTED: Final = (gang_mutants, durable_mutants, clock_mutants, limit_mutants)
 """They declare their own among MUTANTS."""
 
 

@@ -355,6 +355,12 @@ class World:
         self.end(job, error, keep_slot=keep_slot)
         self.flush()
 
+    def settle_all(self) -> None:
+        """All running attempts end, and all that follows arrives."""
+        for run in [run for run in self.runs if not run.ended]:
+            self.end(run.job)
+        self.flush()
+
     def finish(self, job: str) -> None:
         """The code of a job's attempt succeeded, even if it was cancelled."""
         run = self.run_of(job)

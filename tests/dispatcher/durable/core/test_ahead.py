@@ -27,9 +27,7 @@ def test_the_queue_is_crowded_until_the_window_has_room_and_the_stream_has_no_mo
     assert world.core.crowded
     world.credit(8)
     for _ in range(9):
-        for run in [run for run in world.runs if not run.ended]:
-            world.end(run.job)
-        world.flush()
+        world.settle_all()
     assert not world.core.crowded
     assert not world.stream
 

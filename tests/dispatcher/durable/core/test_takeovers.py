@@ -336,7 +336,5 @@ def test_large_messages_are_pulled_few_at_a_time():
     held = world.core.statistics().seen
     world.credit(*[1] * held)
     for _ in range(80):
-        for run in [run for run in world.runs if not run.ended]:
-            world.end(run.job)
-        world.flush()
+        world.settle_all()
     assert not world.stream

@@ -86,9 +86,7 @@ def test_a_task_that_needs_more_slots_takes_more_of_its_tenants_share():
     for _ in range(200):
         if world.started and len(world.started) >= 24:
             break
-        for run_ in [each for each in world.runs if not each.ended]:
-            world.end(run_.job)
-        world.flush()
+        world.settle_all()
         world.advance(1.0)
     slots = Counter[str]()
     for job, _ in world.started[:24]:
@@ -132,9 +130,7 @@ def test_slots_that_a_tenant_alone_used_in_another_pool_cost_it_no_turns_here():
     submit(world, "lab", 100, pool="f")
     world.credit(8, pool="f")
     for _ in range(10):
-        for each in [each for each in world.runs if not each.ended]:
-            world.end(each.job)
-        world.flush()
+        world.settle_all()
     world.credit(pool="f")
     before = len(world.started)
     submit(world, "lab", 20, pool="e")

@@ -47,7 +47,7 @@ _LEAVE_S: Final = 40.0
 _SUBMIT_S: Final = 30.0
 """Promised by Client.submit."""
 _JOB_S: Final = 120.0
-_HANG_S: Final = 15.0
+_HANG_S: Final = 60.0
 """A request this late counts as unanswered."""
 
 
@@ -268,7 +268,9 @@ async def main(name: str, seed: int) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, it.stopping.set)
         with tied_to_parent(it.stopping.set):
             book.note("begun")
+            stalls = asyncio.ensure_future(book.note_stalls())
             await it.serve()
+            stalls.cancel()
             book.note("over", statistics=client.statistics())
 
 

@@ -17,7 +17,7 @@ Fault = Callable[[System, Random], tuple[str, Act]]
 """Draws the details of a fault and describes it in a few words."""
 
 _SERVE_S: Final = 40.0
-_LEAVE_S: Final = 20.0
+_LEAVE_S: Final = 60.0
 
 
 def _nothing(system: System, draw: Random) -> tuple[str, Act]:

@@ -42,6 +42,7 @@ async def test_the_leader_of_the_stream_may_be_killed_under_many_tasks(trial: Tr
     checked(await stream_leader_killed(trial, TASKS))
 
 
+@pytest.mark.long  # the simulator kills it under such a limit, and a test above in real processes
 async def test_a_limit_per_key_holds_when_the_dispatcher_is_killed(trial: Trial) -> None:
     checked(await limit_per_key(trial, TASKS))
 

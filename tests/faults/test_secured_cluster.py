@@ -262,7 +262,7 @@ class Load:
         await asyncio.gather(*self._kinds.values())
 
 
-class System:
+class Parties:
     """What is connected to the servers."""
 
     def __init__(self, servers: Servers, certificates: Certificates, crew: Crew, stack: AsyncExitStack) -> None:
@@ -333,19 +333,19 @@ async def ask(bus: NatsBus, subject: str, body: Any) -> Any:
     return json.loads(answer.data)
 
 
-def start_all(system: System) -> None:
+def start_all(parties: Parties) -> None:
     for number in (1, 2):
-        system.start("coordinator", name=f"coordinator{number}")
-        system.start("dispatcher", name=f"dispatcher{number}")
+        parties.start("coordinator", name=f"coordinator{number}")
+        parties.start("dispatcher", name=f"dispatcher{number}")
         for pool, target in (("train", "pool"), ("work", "work")):
             id = f"{pool}{number}"
-            system.start("worker", f"bench.faults.tasks:{target}", "--slots", "4", "--id", id, "--node", id, name=id)
-    system.start("gateway")
+            parties.start("worker", f"bench.faults.tasks:{target}", "--slots", "4", "--id", id, "--node", id, name=id)
+    parties.start("gateway")
 
 
-async def put_under_load(system: System, load: Load) -> None:
+async def put_under_load(parties: Parties, load: Load) -> None:
     """Calls and submitted tasks of two tenants; calls, leases and gangs of a router of Gangline's own account."""
-    web, lab, router = await system.bus("web"), await system.client("batch"), await system.client("router")
+    web, lab, router = await parties.bus("web"), await parties.client("batch"), await parties.client("router")
     batch = lab._bus
 
     async def shop_calls(id: str, _: int) -> Any:
@@ -433,7 +433,7 @@ async def greeting(port: int, context: ssl.SSLContext) -> str:
     return said.decode()
 
 
-async def nobody_else_gets_in(system: System, folder: Path) -> None:
+async def nobody_else_gets_in(parties: Parties, folder: Path) -> None:
     stranger = Certificates(folder / "stranger")
     certificate, key = stranger.issue("client")
     # The server's reason may be lost with the connection.
@@ -441,35 +441,35 @@ async def nobody_else_gets_in(system: System, folder: Path) -> None:
     others: dict[str, tuple[dict[str, Any], str]] = {
         "no certificate": ({"tls_certificate": None, "tls_key": None}, closes),
         "another authority's certificate": ({"tls_certificate": certificate, "tls_key": key}, closes),
-        "no user": (dict.fromkeys(system.servers.identities.of("batch")), "rejected the credentials"),
+        "no user": (dict.fromkeys(parties.servers.identities.of("batch")), "rejected the credentials"),
     }
-    if system.servers.identities.folder is None:
+    if parties.servers.identities.folder is None:
         named = {"user": "web", "password": password("batch")}
         others["another tenant's name"] = (named, "rejected the credentials")
     for who, (given, why) in others.items():
         with pytest.raises(ServerUnreachable, match=why):
-            await connect_bus(system.settings(**{"user": "batch", "connect_timeout_s": 10.0, **given}), name=who)
+            await connect_bus(parties.settings(**{"user": "batch", "connect_timeout_s": 30.0, **given}), name=who)
     own = {
         "no certificate": None,
         "another authority's": (certificate, key),
-        "its own": system.certificates.issue("n4"),
+        "its own": parties.certificates.issue("n4"),
     }
     for whose, files in own.items():
-        as_server = ssl.create_default_context(cafile=system.certificates.ca)
+        as_server = ssl.create_default_context(cafile=parties.certificates.ca)
         if files is not None:
             as_server.load_cert_chain(*files)
-        for port in system.servers.route_ports:
+        for port in parties.servers.route_ports:
             assert (whose, (await greeting(port, as_server)).startswith("INFO ")) == (whose, whose == "its own")
 
 
-async def a_tenant_is_added(system: System, server: EmbeddedServer) -> None:
+async def a_tenant_is_added(parties: Parties, server: EmbeddedServer) -> None:
     """While one server is down: it has to hear of it from the others."""
-    certificate, key = system._certificate
+    certificate, key = parties._certificate
     with pytest.MonkeyPatch.context() as environment:
-        for name, file in (("NATS_CA", system.certificates.ca), ("NATS_CERT", certificate), ("NATS_KEY", key)):
+        for name, file in (("NATS_CA", parties.certificates.ca), ("NATS_CERT", certificate), ("NATS_KEY", key)):
             environment.setenv(name, str(file))
         told = await asyncio.to_thread(
-            system.servers.identities.write, *USERS, "late@extra=producer:work", push=("--push", tls_url(server))
+            parties.servers.identities.write, *USERS, "late@extra=producer:work", push=("--push", tls_url(server))
         )
     assert "the servers have 5 accounts" in told
 
@@ -516,12 +516,12 @@ async def test_tenants_behind_mutual_tls_lose_nothing_when_a_server_is_killed_un
     async with AsyncExitStack() as stack:
         crew = Crew(records, common, forks.start)
         stack.push_async_callback(crew.close, 10.0)
-        system = System(servers, authority, crew, stack)
-        start_all(system)
-        operator, spy, load, heard = await system.bus("operator"), await system.bus(SPY), Load(), collect()
+        parties = Parties(servers, authority, crew, stack)
+        start_all(parties)
+        operator, spy, load, heard = await parties.bus("operator"), await parties.bus(SPY), Load(), collect()
         listening = await spy.subscribe(">", heard)
         await leader_of_tasks(operator)  # who submits before there is a queue asks to make it, which a tenant may not
-        await put_under_load(system, load)
+        await put_under_load(parties, load)
         stack.push_async_callback(load.stop)
         await load.progresses("before")
         victim = servers.named(await leader_of_tasks(operator))
@@ -529,11 +529,11 @@ async def test_tenants_behind_mutual_tls_lose_nothing_when_a_server_is_killed_un
         await load.progresses(f"without {victim}:\n{crew.log_tails()}")
         changes = servers.identities.folder is not None
         if changes:
-            await a_tenant_is_added(system, servers.each[0 if victim is not servers.each[0] else 1])
+            await a_tenant_is_added(parties, servers.each[0 if victim is not servers.each[0] else 1])
         victim.launch()
         await asyncio.to_thread(victim.await_ready)
         if changes:
-            late = await let_in(replace(system.settings("late"), urls=(tls_url(victim),)))
+            late = await let_in(replace(parties.settings("late"), urls=(tls_url(victim),)))
             stack.push_async_callback(late.close)
             request = partial(ask, late, "gangline.call.work.square", {"number": LAST, "seconds": 0})
             await until_somebody_responds(request)  # its server learns of users before it learns of subscriptions
@@ -546,5 +546,5 @@ async def test_tenants_behind_mutual_tls_lose_nothing_when_a_server_is_killed_un
         assert heard.items and [each for each in heard.items if "train" in each.subject or b"shop" in each.data] == []
         assert servers.violations() == []
         await listening.unsubscribe()  # it would answer in place of the server's "no responders"
-        await tenants_reach_nothing_of_each_other(await system.bus("web"), spy)
-        await nobody_else_gets_in(system, tmp_path)
+        await tenants_reach_nothing_of_each_other(await parties.bus("web"), spy)
+        await nobody_else_gets_in(parties, tmp_path)

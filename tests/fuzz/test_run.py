@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+from types import SimpleNamespace
+
 import pytest
 
-from bench.fuzz.run import _of_log, fuzz
+from bench.fuzz.doors import Doors
+from bench.fuzz.run import _Fire, _of_log, fuzz
 
 
 @pytest.mark.long
@@ -15,6 +20,18 @@ async def test_hostile_messages_on_all_doors_do_no_harm() -> None:
     verdict = await fuzz(1, seconds=600.0, most=8000)
     assert not verdict.findings, verdict.text()
     assert verdict.sent.total() == 8000 and len(verdict.sent) == 10 and min(verdict.sent.values()) > 50
+
+
+async def test_a_slow_system_is_given_time_while_it_answers_and_what_it_forgets_is_found() -> None:
+    async def flush() -> None: ...
+
+    fire = _Fire(SimpleNamespace(flush=flush), Doors(Random(1), "fuzz", 1), 1)  # type: ignore[arg-type]
+    fire._pending = {number: (0.0, f"subject.{number % 3} body") for number in range(10)}
+    for number in range(9):
+        asyncio.get_running_loop().call_later(25.0 * number, fire.on_answer, f"_INBOX.fuzz.{number}", "", b"")
+    fire._expire()
+    await fire.rest()
+    assert (fire.answered, fire.examples, dict(fire.unanswered)) == (9, ["subject.0 body"], {"subject.0": 1})
 
 
 def test_exceptions_and_floods_are_found_in_a_log() -> None:

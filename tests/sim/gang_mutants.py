@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -28,12 +30,14 @@ from gangline.coordinator.model.gang import GangStep, ManagedGang
 from gangline.coordinator.scheduling import placement as placement_module
 from gangline.coordinator.server import effect_executor as effects_module
 from gangline.dispatcher.gangs import owner_core as owner_module
+from gangline.dispatcher.gangs.owner import GangOwner
 from gangline.schemas.names import MARK, Names
 from gangline.schemas.records.gangs import GangSetStatus, GangState, LeaderRecord
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import BadStart, Breaking, GangKind
 from gangline.testing.sim.plan.histories import draw_repairs_plan, draw_roll_plan
-from gangline.testing.sim.plan.plan import POOLS, Accident, Plan
+from gangline.testing.sim.plan.plan import OF_OWNERS, POOLS, Accident, Moment, Plan
+from gangline.testing.sim.plan.variants import with_aims
 from gangline.worker.gangs.member_tasks import MemberTasks
 from gangline.worker.gangs.reconciler import form_request_of
 from gangline.worker.slots import gang_core as seats_module
@@ -309,3 +313,47 @@ def an_owner_that_is_heard_again_while_a_commit_is_in_flight_is_given_up(patch: 
         self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
 
     patch.setattr(OwnerRequests, "_renewed", renewed)
+
+
+# -- owners that die or are cut off at a step of their request --------------------------------------------------------
+
+
+def _draw_aimed(seed: int) -> Plan:
+    return with_aims(draw_gang_plan(seed))
+
+
+def _kills_owners(plan: Plan) -> bool:
+    """Plans in which an owner is killed while its gang is being granted."""
+    return any(
+        aim.accident is Accident.CLIENT_CRASH and aim.moment in OF_OWNERS and aim.moment is not Moment.FORMED
+        for aim in plan.aims
+    )
+
+
+@mutant("L12", needs=_kills_owners, seeds=60, draw=_draw_aimed)
+def an_owner_is_missed_only_once_it_has_renewed(patch: pytest.MonkeyPatch) -> None:
+    original = GrantPipeline.committed
+
+    def committed(self: GrantPipeline, gang: ManagedGang, revision: int) -> None:
+        original(self, gang, revision)
+        self._state.agenda.cancel(("owner", gang.id))
+
+    patch.setattr(GrantPipeline, "committed", committed)
+
+
+def _late_runs(plan: Plan) -> bool:
+    """Plans in which an owner is cut off while a member of its gang is replaced."""
+    return any(aim.moment is Moment.TO_RUN for aim in plan.aims)
+
+
+@mutant("outcome", needs=_late_runs, seeds=200, draw=_draw_aimed)
+def runs_are_counted_anew_in_each_generation(patch: pytest.MonkeyPatch) -> None:
+    counts: WeakKeyDictionary[GangOwner, Counter[int]] = WeakKeyDictionary()
+
+    def next_run(self: GangOwner) -> int:
+        assert self.formation is not None
+        runs = counts.setdefault(self, Counter())
+        runs[self.formation.generation] += 1
+        return runs[self.formation.generation]
+
+    patch.setattr(GangOwner, "next_run", next_run)

@@ -213,11 +213,6 @@ def a_single_use_token_stays_good_after_its_task(patch: pytest.MonkeyPatch) -> N
 
 
 @mutant("L3")
-def a_selection_can_be_dispatched_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Selection, "mark_used", lambda self: None)
-
-
-@mutant("L3")
 def a_lease_runs_more_than_its_slots(patch: pytest.MonkeyPatch) -> None:
     def use(
         self: LeaseTable, lease: GrantedLease, task: object, slots: int, due_at: float, now: float
@@ -235,16 +230,6 @@ def a_lease_runs_more_than_its_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 # -- L4: no leak --------------------------------------------------------------------------------------------------
-
-
-@mutant("L4")
-def unclaimed_grants_wait_for_a_minute(patch: pytest.MonkeyPatch) -> None:
-    original = AdmissionCore.reserve
-
-    def reserve(self: AdmissionCore, *args: Any, claim_s: float, **rest: Any) -> Any:
-        return original(self, *args, claim_s=60.0, **rest)
-
-    patch.setattr(AdmissionCore, "reserve", reserve)
 
 
 @mutant("L4")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 
 import pytest
 
-from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import Breaking, GangKind
 from gangline.testing.sim.plan.histories import draw_repairs_plan, draw_roll_plan
@@ -17,26 +15,31 @@ from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
 
-SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(10, whole=100)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-BATCH = repetitions(10, whole=25)
+SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(0, whole=100)))
+QUICK = [3, 6, 9]
+"""All that befalls gangs befalls some of these."""
+
+BATCHES = [range(FIRST + first, FIRST + first + 25) for first in range(0, SEEDS, 25)] or [QUICK]
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
-def test_no_law_is_broken_by_gangs(first):
-    reports = [run(seed, gangs=True) for seed in range(first, min(first + BATCH, FIRST + SEEDS))]
+@pytest.mark.parametrize("seeds", BATCHES, ids=str)
+def test_no_law_is_broken_by_gangs(seeds):
+    reports = [run(seed, gangs=True) for seed in seeds]
     broken = [str(report) for report in reports if not report.ok]
     assert not broken, "\n\n".join(broken)
     # A simulation in which nothing happens breaks no law either.
     befell: Counter[str] = Counter()
     for report in reports:
         befell.update(report.gangs)
-    assert befell["formed"] > 50 and befell["members"] > 50 and befell["torn: released"] and befell["meetings"]
+    assert (
+        min(befell["formed"], befell["members"]) > 2 * len(reports) and befell["torn: released"] and befell["meetings"]
+    )
     assert befell["torn: owner_lost"] and befell["torn: worker_lost"] and befell["torn: replaced"]
     assert total_outcomes(reports)["acquired"] > len(reports) * 2 / 5
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(2, whole=60)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=60)))
 @pytest.mark.parametrize("draw", [draw_repairs_plan, draw_roll_plan])
 def test_no_law_is_broken_by_a_second_fault_during_a_repair(draw, seed):
     report = run(seed, plan=draw(seed))
@@ -61,10 +64,3 @@ def test_plans_hold_every_kind_of_gang_and_of_trouble():
     assert {step.breaking for step in steps} == set(Breaking)
     assert {len(gangs.coordinators) for gangs in traffic} == {1, 2, 3}
     assert {event.accident for plan in plans for event in plan.events} >= set(COORDINATOR_FAULTS)
-
-
-def test_the_command_plays_gangs_on_request(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sim", "--gangs", "--seeds", "1", "--from", "1", "--trace"])
-    assert main() == 0
-    said = capsys.readouterr().out
-    assert "coordinators" in said and "journal form" in said and "gangs: " in said

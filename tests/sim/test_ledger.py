@@ -13,7 +13,7 @@ from gangline.testing.sim.history.checker import Checker, Trace
 KEY = "lease.alpha.w0.t"
 
 
-class Scene:
+class WatchedLedger:
     """A worker with one lease, and a bucket."""
 
     def __init__(self) -> None:
@@ -31,70 +31,70 @@ class Scene:
 
 
 @pytest.fixture
-async def scene() -> Scene:
-    return Scene()
+async def ledger() -> WatchedLedger:
+    return WatchedLedger()
 
 
-async def test_a_grant_that_shows_in_time_is_well(scene):
-    scene.watch.granted(scene.worker, scene.lease)
-    scene.keys.add(KEY)
+async def test_a_grant_that_shows_in_time_is_well(ledger):
+    ledger.watch.granted(ledger.worker, ledger.lease)
+    ledger.keys.add(KEY)
     await asyncio.sleep(1)
-    assert scene.laws == []
+    assert ledger.laws == []
 
 
-async def test_a_grant_that_does_not_show_breaks_l6(scene):
-    scene.watch.granted(scene.worker, scene.lease)
+async def test_a_grant_that_does_not_show_breaks_l6(ledger):
+    ledger.watch.granted(ledger.worker, ledger.lease)
     await asyncio.sleep(1)
-    assert scene.laws == ["L6"]
+    assert ledger.laws == ["L6"]
 
 
-async def test_a_grant_that_ended_meanwhile_need_not_show(scene):
-    scene.watch.granted(scene.worker, scene.lease)
-    scene.lease.ended = "release"
+async def test_a_grant_that_ended_meanwhile_need_not_show(ledger):
+    ledger.watch.granted(ledger.worker, ledger.lease)
+    ledger.lease.ended = "release"
     await asyncio.sleep(1)
-    assert scene.laws == []
+    assert ledger.laws == []
 
 
-async def test_a_key_that_stays_after_the_end_breaks_l6(scene):
-    scene.keys.add(KEY)
-    scene.watch.ended(scene.worker, scene.lease)
+async def test_a_key_that_stays_after_the_end_breaks_l6(ledger):
+    ledger.keys.add(KEY)
+    ledger.watch.ended(ledger.worker, ledger.lease)
     await asyncio.sleep(1)
-    assert scene.laws == ["L6"]
+    assert ledger.laws == ["L6"]
 
 
-async def test_milliseconds_count_only_when_all_is_quiet(scene):
-    scene.watch.disturb()
-    scene.watch.granted(scene.worker, scene.lease)
+async def test_milliseconds_count_only_when_all_is_quiet(ledger):
+    ledger.watch.disturb()
+    ledger.watch.granted(ledger.worker, ledger.lease)
     await asyncio.sleep(1)
-    scene.watch.settle()
-    scene.watch.granted(scene.worker, scene.lease)
+    ledger.watch.settle()
+    ledger.watch.granted(ledger.worker, ledger.lease)
     await asyncio.sleep(1)
-    assert scene.laws == []
+    assert ledger.laws == []
     await asyncio.sleep(QUIET_S)
-    scene.watch.granted(scene.worker, scene.lease)
+    ledger.watch.granted(ledger.worker, ledger.lease)
     await asyncio.sleep(1)
-    assert scene.laws == ["L6"]
+    assert ledger.laws == ["L6"]
 
 
-async def test_keys_of_a_dead_worker_go_within_their_time_to_live(scene):
-    scene.watch.disturb()
-    scene.keys.add(KEY)
-    scene.worker.dead = True
-    scene.watch.worker_died(scene.worker)
+async def test_keys_of_a_dead_worker_go_within_their_time_to_live(ledger):
+    ledger.watch.disturb()
+    ledger.keys.add(KEY)
+    ledger.worker.dead = True
+    ledger.watch.worker_died(ledger.worker)
     await asyncio.sleep(6.9)
-    assert scene.laws == []
+    assert ledger.laws == []
     await asyncio.sleep(0.2)
-    assert scene.laws == ["L6"]
+    assert ledger.laws == ["L6"]
 
 
-async def test_what_a_dead_worker_wrote_may_arrive_late_and_lives_from_then_on(scene):
-    scene.watch.disturb()
-    scene.worker.dead = True
-    scene.watch.worker_died(scene.worker)
+async def test_what_a_dead_worker_wrote_may_arrive_late_and_lives_from_then_on(ledger):
+    ledger.watch.disturb()
+    ledger.worker.dead = True
+    ledger.watch.worker_died(ledger.worker)
     await asyncio.sleep(6)
-    scene.keys.add(KEY)
-    scene.watch.delivered()
+    ledger.keys.add(KEY)
+    ledger.watch.delivered()
     await asyncio.sleep(6.9)
-    assert scene.laws == []
+    assert ledger.laws == []
     await asyncio.sleep(0.2)
-    assert scene.laws == ["L6"]
+    assert ledger.laws == ["L6"]

@@ -14,17 +14,17 @@ from gangline.testing.sim.run import run, total_outcomes
 from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(8, whole=100)))
+SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(3, whole=100)))
 
 
 def test_no_law_is_broken_where_limits_hold_over_all_workers():
     reports = [run(seed, limits=True) for seed in range(FIRST, FIRST + SEEDS)]
     broken = [str(report) for report in reports if not report.ok]
     assert not broken, "\n\n".join(broken)
-    assert total_outcomes(reports)["ok"] > 50
+    assert total_outcomes(reports)["ok"] > 5 * len(reports)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(3, whole=60)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=60)))
 def test_who_waits_for_a_unit_gets_one_under_contention(seed):
     report = run(seed, plan=draw_contended_plan(seed))
     assert report.ok, str(report)

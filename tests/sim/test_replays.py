@@ -16,7 +16,7 @@ from ..scale import repetitions
 from .mutants import MUTANTS
 
 KINDS = {"plain": {}, "gangs": {"gangs": True}, "durable": {"durable": True}}
-SEEDS = {"plain": (20, 7, 23, 26), "gangs": (35, 26, 1), "durable": (5, 0, 9)}
+SEEDS = {"plain": (7, 20, 23, 26), "gangs": (6, 26, 35), "durable": (3, 5, 9)}
 EACH = repetitions(1, whole=4)
 HASHES = ("4242", "0", "1")[: repetitions(1, whole=3)]
 SCRIPT = """
@@ -46,10 +46,7 @@ def test_seeds_replay_in_another_process_with_other_hashes(hashes):
     ("kind", "seed"),
     [
         ("plain", 3),
-        ("gangs", 0),
-        ("durable", 3),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("plain", 14), ("plain", 15), ("gangs", 32))),
-        pytest.param("durable", 8, marks=pytest.mark.long),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("plain", 14), ("gangs", 32), ("durable", 8))),
     ],
 )
 def test_a_seed_replays_exactly(kind, seed):

@@ -14,7 +14,7 @@ from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
 
-SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(10, whole=150)))
+SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(6, whole=150)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
 BATCH = 25
 
@@ -26,11 +26,11 @@ def test_no_law_is_broken(first):
     assert not broken, "\n\n".join(broken)
     # A simulation in which nothing happens breaks no law either.
     total = total_outcomes(reports)
-    assert total["ok"] > 100
+    assert total["ok"] > 4 * len(reports)
     assert total["cancelled"] and total["deadline_exceeded"] and total["leased"] and total["selection_used"]
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(3, whole=60)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=60)))
 def test_no_law_is_broken_by_a_worker_that_is_away_again_and_again(seed):
     report = run(seed, plan=draw_absences_plan(seed))
     assert report.ok, str(report)
@@ -56,15 +56,24 @@ def test_some_plans_have_servers_that_fall_silent_or_do_not_hear_each_other():
 
 
 def test_the_command_says_what_it_ran(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "2", "--from", "5", "--processes", "1"])
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "2", "--from", "3", "--processes", "1"])
     assert main() == 0
     assert "2 seeds" in capsys.readouterr().out
 
 
-def test_the_command_shows_every_event_on_request(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--from", "5", "--trace"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--from", "3"), ("journal start",)),
+        (("--from", "6", "--gangs"), ("coordinators", "journal form", "gangs: ")),
+        (("--from", "3", "--durable"), ("dispatchers", "runs durable tasks", "durable tasks: ")),
+    ],
+)
+def test_the_command_shows_every_event_on_request(capsys, monkeypatch, options, words):
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--trace", *options])
     assert main() == 0
-    assert "journal start" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert [word for word in words if word not in output] == []
 
 
 def test_the_command_fails_when_a_law_is_broken(capsys, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""Actions on a world, described by plain values; hypothesis draws them in one test, a seed in another."""
+"""Actions on a world, described by plain values that a walk draws."""
 
 from __future__ import annotations
 

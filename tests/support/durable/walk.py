@@ -1,4 +1,4 @@
-"""Random histories by seed: fast, long, and reproducible."""
+"""Random histories: by seed, fast and long; or drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gangline.schemas.records.workers import TaskPolicy
 from .actor import Actor
 
 
-def walk(seed: int, steps: int = 120, tenants: tuple[str, ...] = ("",)) -> Actor:
+def walk(seed: int | random.Random, steps: int = 120, tenants: tuple[str, ...] = ("",)) -> Actor:
     """Run one history; raises AssertionError if a law is broken."""
-    draw = random.Random(seed)
+    draw = random.Random(seed) if isinstance(seed, int) else seed
     actor = Actor(window=draw.choice([4096, 4096, 6]), tenants=tenants)
     rich = draw.random() < 0.5
     if rich:

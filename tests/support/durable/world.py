@@ -145,6 +145,15 @@ class World:
         self.flush()
         return self
 
+    def take_over(self, *, flush: bool = True) -> None:
+        """The dispatcher is dead, and another one serves the queue; `flush`: and has done all that there is to do."""
+        self.die()
+        self.take()
+        self.flush()
+        self.recover()
+        if flush:
+            self.flush()
+
     def die(self, applied: Callable[[], bool] = lambda: False) -> None:
         """The dispatcher is dead. The server `applied` some of its messages in flight."""
         for name, action in self.network:
@@ -340,6 +349,17 @@ class World:
         run.ended, run.error = True, error
         if run.seq in self.attached and self.attached[run.seq] is run:
             self._answer(run, keep_slot=keep_slot)
+
+    def settle(self, job: str, error: GanglineError | None = None, *, keep_slot: bool = True) -> None:
+        """The attempt ends, and all that follows arrives."""
+        self.end(job, error, keep_slot=keep_slot)
+        self.flush()
+
+    def settle_all(self) -> None:
+        """All running attempts end, and all that follows arrives."""
+        for run in [run for run in self.runs if not run.ended]:
+            self.end(run.job)
+        self.flush()
 
     def finish(self, job: str) -> None:
         """The code of a job's attempt succeeded, even if it was cancelled."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from .world import World
@@ -15,6 +17,17 @@ def world_of(
     world.pool()
     world.open()
     world.credit(*free)
+    return world
+
+
+def world_with(*quotas: str, slots: int = 0, route: RouteRecord | None = None, **pool) -> World:
+    """One for tenants with these quotas."""
+    settings = DispatcherSettings(node="n", quotas=parse_quotas(quotas))
+    world = World(route=route or RouteRecord(), explicit=True, settings=settings)
+    world.pool(**pool)
+    world.open()
+    if slots:
+        world.credit(slots)
     return world
 
 

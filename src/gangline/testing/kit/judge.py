@@ -318,11 +318,13 @@ class Judge:
     # -- what is late ---------------------------------------------------------------------------------------------
 
     def _frozen_s(self, pid: int, since: float, until: float) -> float:
-        return sum(
-            max(0.0, min(until, trouble.until) - max(since, trouble.since))
-            for trouble in self.history.troubles
-            if trouble.pid == pid and trouble.how == "frozen"
-        )
+        """How long the process did not run. It may have noticed that itself while the harness froze it."""
+        frozen = [trouble for trouble in self.history.troubles if trouble.pid == pid and trouble.how == "frozen"]
+        seconds = 0.0
+        for trouble in sorted(frozen, key=lambda each: each.since):
+            seconds += max(0.0, min(until, trouble.until) - max(since, trouble.since))
+            since = max(since, trouble.until)
+        return seconds
 
     # -- durable tasks ----------------------------------------------------------------------------------------------
 

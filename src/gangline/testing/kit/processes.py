@@ -21,6 +21,8 @@ from .records import Life, lines_of
 
 PATIENCE_S: Final = 60.0
 """A wait that takes longer counts as a hang."""
+HANG_S: Final = 600.0
+"""What still makes progress after so long makes none that counts."""
 LOOK_S: Final = 0.001
 """Delay between two reads of a journal: tasks take longer, and reading more often would take CPU time from them."""
 
@@ -29,21 +31,38 @@ class ProcessFailed(Exception):
     """A process exited, or failed to start; the text has the end of its log."""
 
 
-async def holds_within(seconds: float, holds: Callable[[], object | Awaitable[object]], *, pause_s: float) -> bool:
-    """Check repeatedly, up to this long; `holds` may be a coroutine function. Returns whether it became true."""
+async def holds_within(
+    seconds: float,
+    holds: Callable[[], object | Awaitable[object]],
+    *,
+    pause_s: float,
+    progress: Callable[[], object] | None = None,
+) -> bool:
+    """Check repeatedly, up to this long; `holds` may be a coroutine function. Returns whether it became true.
+
+    Args:
+        progress: whenever its value changes, the time starts anew, up to HANG_S in all. So a slow machine has the time
+            that it needs.
+    """
+    clock = asyncio.get_running_loop().time
+    hangs_at, before = clock() + HANG_S, None
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as limit:
             while True:
                 answer = holds()
                 if await answer if inspect.isawaitable(answer) else answer:
                     return True
+                if progress is not None and (state := progress()) != before:
+                    before = state
+                    limit.reschedule(min(hangs_at, clock() + seconds))
                 await asyncio.sleep(pause_s)  # exits of other processes wake nobody
     except TimeoutError:
         return False
 
 
 async def remaining(seconds: float, look: Callable[[], Awaitable[list[str]]], *, pause_s: float) -> list[str]:
-    """Look repeatedly, up to this long, until nothing is found; returns what was found last. An error is a finding."""
+    """Look repeatedly until nothing is found, or the same for so long; returns what was found last. An error is a
+    finding."""
     found: list[str] = ["nobody could be asked"]
 
     async def nothing() -> bool:
@@ -54,7 +73,7 @@ async def remaining(seconds: float, look: Callable[[], Awaitable[list[str]]], *,
             found = [f"cannot be asked: {error}"]
         return not found
 
-    return [] if await holds_within(seconds, nothing, pause_s=pause_s) else found
+    return [] if await holds_within(seconds, nothing, pause_s=pause_s, progress=lambda: found) else found
 
 
 class ChildProcess:

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from ...worker.context.task_context import current_task
 
 T = TypeVar("T")
 NEVER: Final = float("inf")
+STALL_S: Final = 0.5
+"""A process whose timers are later than this is recorded as stalled."""
 
 
 class Notebook:
@@ -38,6 +40,15 @@ class Notebook:
         line = {"e": event, "at": at, "pid": os.getpid(), **facts}
         os.write(self._file, json.dumps(line).encode() + b"\n")
         return at
+
+    async def note_stalls(self) -> NoReturn:
+        """Record for how long this process did not run, whoever kept it from doing so."""
+        clock, due = time.monotonic, 0.0
+        while True:
+            due = clock() + STALL_S
+            await asyncio.sleep(STALL_S)
+            if clock() - due > STALL_S:
+                self.note("stalled", since=due, until=clock())
 
     def close(self) -> None:
         os.close(self._file)
@@ -169,7 +180,8 @@ class Trouble:
 
     pid: int
     how: str
-    """`frozen`: it did not run. `cut off`: it ran, and its connection was impaired."""
+    """`frozen`: it did not run, or so slowly that its timers were late. `cut off`: it ran, and its connection was
+    impaired."""
     since: float
     until: float = NEVER
 
@@ -229,7 +241,7 @@ def read(folder: Path) -> SystemHistory:
     return history
 
 
-def _made(kind: type[T], line: Mapping[str, Any], **more: float) -> T:
+def _made(kind: type[T], line: Mapping[str, Any], **more: Any) -> T:
     """An item with the fields that the line has."""
     return kind(**{name: line[name] for name in _NAMES[kind] & line.keys()}, **more)
 
@@ -267,6 +279,8 @@ def _read_client(history: SystemHistory, lines: Iterator[dict[str, Any]]) -> Non
                 held[line["name"]] = _made(HeldGrant, line, told=line["at"])
             case "left":
                 held[line["name"]].left, held[line["name"]].lost = line["at"], line["lost"]
+            case "stalled":
+                history.troubles.append(_made(Trouble, line, how="frozen"))
             case "over":
                 history.leaks += [f"client {line['pid']} ended with {what}" for what in _held(line["statistics"])]
             case _:
@@ -303,7 +317,7 @@ def add(requests: dict[str, SentRequest], line: Mapping[str, Any]) -> SentReques
 
 
 _NAMES: Final[dict[type[Any], set[str]]] = {
-    kind: {each.name for each in fields(kind)} for kind in (Run, Member, SentRequest, HeldGrant)
+    kind: {each.name for each in fields(kind)} for kind in (Run, Member, SentRequest, HeldGrant, Trouble)
 }
 
 

@@ -27,9 +27,7 @@ def test_the_queue_is_crowded_until_the_window_has_room_and_the_stream_has_no_mo
     assert world.core.crowded
     world.credit(8)
     for _ in range(9):
-        for run in [run for run in world.runs if not run.ended]:
-            world.end(run.job)
-        world.flush()
+        world.settle_all()
     assert not world.core.crowded
     assert not world.stream
 
@@ -40,8 +38,7 @@ def test_a_task_that_was_read_starts_at_its_turn_and_takes_no_room_in_the_window
     assert world.ahead == ["hidden"]
     world.credit(2)
     assert [job for job, _ in world.started] == ["j1", "hidden"]
-    world.end("hidden")
-    world.flush()
+    world.settle("hidden")
     assert 9 in world.acked
     assert not world.ahead
 
@@ -64,8 +61,7 @@ def test_a_delivery_that_comes_after_the_message_was_removed_is_acknowledged_and
     world = crowded()
     world.read_ahead(9)
     world.credit(2)
-    world.end("hidden")
-    world.flush()
+    world.settle("hidden")
     submission = Submission(endpoint="e", method="run", job="hidden", tenant="shop", published_at=1000.0)
     effects = world.core.handle(
         on.TaskArrived(now=world.now, wall=world.now, seq=9, submission=submission, size=100),

@@ -12,14 +12,7 @@ from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
-
-
-def world_of(*free: int, limits: dict[str, int] | None = None, **rules) -> World:
-    world = World(route=RouteRecord(limits=limits or {}, queue=QueueRules(**rules)), explicit=True)
-    world.pool()
-    world.open()
-    world.credit(*free)
-    return world
+from ....support.durable.worlds import world_of
 
 
 def obstacles(world: World, job: str) -> dict[str, str]:
@@ -181,8 +174,7 @@ def test_a_wait_says_why_and_until_when():
     world = world_of(1)
     world.draw = 0.0
     world.arrive("a", backoff_s=8.0)
-    world.end("a", TaskFailed("no"))
-    world.flush()
+    world.settle("a", TaskFailed("no"))
     (obstacle,) = world.core.why("a").obstacles
     assert (obstacle.kind, obstacle.until) == ("backoff", world.now + 8.0)
     assert obstacle.text == "Attempt 1 failed; it waits for the next."
@@ -220,8 +212,7 @@ def test_counts_tell_who_is_where():
     world.arrive("lined")
     world.arrive("fails", priority=9)
     world.credit(1)
-    world.end("fails", TaskFailed("no"), keep_slot=False)
-    world.flush()
+    world.settle("fails", TaskFailed("no"), keep_slot=False)
     counts = world.core.statistics()
     assert (counts.seen, counts.running, counts.waiting, counts.blocked, counts.startable) == (4, 0, 1, 1, 2)
     assert (counts.oldest_at, counts.started, counts.retried) == (world.now - 5.0, 1, 1)
@@ -244,8 +235,7 @@ def test_each_task_is_counted_once_by_what_it_waits_for():
     world.arrive("behind", key="o", ordered=True)
     world.arrive("wide", method="wide")
     assert world.core.statistics().pending == {"order": 1, "limit": 1, "size": 1, "slots": 1}
-    world.end("runs", TaskFailed("no"), keep_slot=False)
-    world.flush()
+    world.settle("runs", TaskFailed("no"), keep_slot=False)
     assert world.core.statistics().pending == {"backoff": 1, "order": 1, "size": 1, "slots": 2}
     world.pool(workers=0)
     assert world.core.statistics().pending["workers"] >= 2

@@ -73,8 +73,7 @@ def test_a_failing_task_is_tried_as_often_as_it_says_and_then_buried_with_its_er
 def test_what_can_never_succeed_is_buried_at_once(error, reason):
     world = world_of(1)
     world.arrive("a")
-    world.end("a", error)
-    world.flush()
+    world.settle("a", error)
     assert world.dead == [("a", reason)]
     assert world.started == [("a", 1)]
 
@@ -105,8 +104,7 @@ def test_a_message_that_repeats_a_job_in_the_queue_is_acknowledged_and_starts_no
     again = world.arrive("a")
     world.flush()
     assert again in world.acked
-    world.end("a")
-    world.flush()
+    world.settle("a")
     assert world.started == [("a", 1)]
     assert world.core.statistics().repeated == 1
 
@@ -140,8 +138,7 @@ def test_the_wait_doubles_and_is_jittered_down_to_half():
     waits = []
     for draw in (0.0, 0.5, 1.0 - 2**-20, 0.0):
         world.draw = draw
-        world.end("a", TaskFailed("no"))
-        world.flush()
+        world.settle("a", TaskFailed("no"))
         waits.append(world.wake_at - world.now)
         world.advance(waits[-1])
     assert waits == pytest.approx([1.0, 1.5, 2.0, 8.0], abs=1e-4)
@@ -152,8 +149,7 @@ def test_the_wait_is_bounded():
     world.draw = 0.0
     world.arrive("a")
     for _ in range(3):
-        world.end("a", TaskFailed("no"))
-        world.flush()
+        world.settle("a", TaskFailed("no"))
         wait_s = world.wake_at - world.now
         world.advance(wait_s)
     assert wait_s == 150.0
@@ -208,17 +204,14 @@ def test_what_is_refused_again_and_again_is_offered_less_and_less_often():
 def test_a_takeover_remembers_the_attempts_and_the_wait():
     world = world_of(1)
     world.arrive("a", backoff_s=100.0, max_attempts=2)
-    world.end("a", TaskFailed("no"))
-    world.flush()
-    world.die()
-    world.open()
+    world.settle("a", TaskFailed("no"))
+    world.take_over()
     world.credit(1)
     world.advance(74.0)
     assert world.started == [("a", 1)]
     world.advance(2.0)
     assert world.started == [("a", 1), ("a", 2)]
-    world.end("a", TaskFailed("no"))
-    world.flush()
+    world.settle("a", TaskFailed("no"))
     assert world.dead == [("a", "failed")]
 
 
@@ -263,8 +256,7 @@ def test_a_try_that_takes_too_long_is_stopped_and_counted():
     for _ in range(2):
         world.advance(3.0)
         assert world.run_of("a").stop is do.StopReason.TIMED_OUT
-        world.end("a")
-        world.flush()
+        world.settle("a")
     assert world.dead == [("a", "timed_out")]
     assert world.started == [("a", 1), ("a", 2)]
 
@@ -276,8 +268,7 @@ def test_what_a_worker_ends_by_itself_is_expired_or_timed_out_as_the_clock_says(
     world = world_of(1)
     world.arrive("a", deadline_at=world.now + deadline_s, timeout_s=timeout_s, max_attempts=1)
     world.now += min(deadline_s, timeout_s or 9.0)
-    world.end("a", DeadlineExceeded("it was stopped at its deadline", may_have_started=True))
-    world.flush()
+    world.settle("a", DeadlineExceeded("it was stopped at its deadline", may_have_started=True))
     assert world.dead == [("a", reason)]
 
 
@@ -285,8 +276,7 @@ def test_a_try_that_timed_out_just_before_the_deadline_is_expired_only_at_the_de
     world = world_of(1)
     world.arrive("a", deadline_at=world.now + 2.0, timeout_s=1.0)
     world.advance(1.9)
-    world.end("a", DeadlineExceeded("it was slow to stop", may_have_started=True))
-    world.flush()
+    world.settle("a", DeadlineExceeded("it was slow to stop", may_have_started=True))
     assert not world.dead
     world.advance(0.1)
     assert world.dead == [("a", "expired")]
@@ -334,8 +324,7 @@ def test_one_whose_time_comes_while_it_is_looked_up_gives_way_to_what_its_schedu
     world.network.append(held)
     world.flush()
     assert first in world.acked and started(world) == ["i"]
-    world.end("i")
-    world.flush()
+    world.settle("i")
     assert second in world.acked and world.ends == {"i": 1}
 
 
@@ -347,13 +336,11 @@ def test_after_a_takeover_what_a_schedule_has_published_stands_for_the_job():
     world.advance(2.0)
     second = world.arrive("i")
     world.flush()
-    world.die()
-    world.open()
+    world.take_over()
     world.credit(2)
     world.flush()
     assert world.run_of("i").seq == second and first in world.acked
-    world.end("i")
-    world.flush()
+    world.settle("i")
     assert world.ends == {"i": 1}
 
 
@@ -365,10 +352,7 @@ def test_after_a_takeover_what_a_schedule_has_published_may_end_before_the_delay
     world.advance(2.0)
     second = world.arrive("i")
     world.flush()
-    world.die()
-    world.take()
-    world.flush()
-    world.recover()
+    world.take_over(flush=False)
     assert "look i" not in [name for name, _ in world.network]
     world.flush()
     assert first in world.acked and world.run_of("i").seq == second
@@ -414,8 +398,7 @@ def test_one_whose_time_comes_while_it_is_looked_up_takes_its_place_once():
     world.advance(2.0, flush=False)
     world.flush()
     assert started(world) == ["i"]
-    world.end("i")
-    world.flush()
+    world.settle("i")
     assert world.ends == {"i": 1}
 
 
@@ -437,13 +420,11 @@ def test_a_schedule_that_the_server_refuses_is_a_dead_letter(error, reason):
 def test_a_job_that_asks_for_it_is_told_of_each_change():
     world = world_of(1)
     world.arrive("quiet")
-    world.end("quiet")
-    world.flush()
+    world.settle("quiet")
     world.arrive("a", events=True, backoff_s=1.0)
     world.end("a", TaskFailed("no"))
     world.advance(1.0)
-    world.end("a")
-    world.flush()
+    world.settle("a")
     states = [(tell.state.value, tell.attempt) for tell in world.told]
     assert states == [("queued", 0), ("running", 1), ("waiting", 1), ("running", 2), ("done", 2)]
 
@@ -536,9 +517,7 @@ def test_a_start_is_hardly_more_work_among_thousands_of_tasks_than_among_hundred
 def test_errors_that_a_task_was_lost_with_are_shown():
     world = world_of(1)
     world.arrive("a", backoff_s=10.0)
-    world.end("a", WorkerLost("w1 vanished"))
-    world.flush()
-    world.end("a", WorkerLost("w2 vanished"))
-    world.flush()
+    world.settle("a", WorkerLost("w1 vanished"))
+    world.settle("a", WorkerLost("w2 vanished"))
     assert world.core.info("a").error.message == "w2 vanished"
     assert world.core.why("a").obstacles[0].kind == "backoff"

@@ -154,8 +154,7 @@ def test_the_bound_of_starvation_is_the_difference_of_priorities_times_the_step(
 def test_a_flood_of_high_priority_cannot_hold_up_a_low_one_for_longer_than_the_bound():
     world = world_of(1)
     world.arrive("low")
-    world.end("low")
-    world.flush()
+    world.settle("low")
     world.arrive("busy")
     world.arrive("low2")
     begun = world.now
@@ -163,8 +162,7 @@ def test_a_flood_of_high_priority_cannot_hold_up_a_low_one_for_longer_than_the_b
         world.arrive(priority=1)
         world.arrive(priority=1)
         world.advance(0.5)
-        world.end(next(run.job for run in world.runs if not run.ended))
-        world.flush()
+        world.settle(next(run.job for run in world.runs if not run.ended))
         assert world.now - begun < 60.0
     # Those of the first 10 s go before it, which take 10 s more: two come for each that ends.
     assert world.now - begun <= 2 * world.settings.age_step_s + 1.0
@@ -176,8 +174,7 @@ def test_an_ordered_key_goes_by_sequence_whatever_the_priorities_and_through_ret
     world.arrive("second", key="k", ordered=True, priority=9)
     world.arrive("other", key="k")
     assert started(world) == ["first", "other"]
-    world.end("first", TaskFailed("no"))
-    world.flush()
+    world.settle("first", TaskFailed("no"))
     assert world.core.why("second").obstacles[0].jobs == ("first",)
     assert started(world) == ["first", "other"]
     world.advance(10.0)
@@ -275,8 +272,7 @@ def test_attempts_of_an_earlier_life_are_counted_on_and_do_not_count_as_tries():
     world.arrive("replayed", key="k", ordered=True, attempts=5, max_attempts=2, backoff_s=1.0)
     world.credit(2)
     assert world.started == [("older", 1)]
-    world.end("older")
-    world.flush()
+    world.settle("older")
     for attempt in (6, 7):
         assert world.run_of("replayed").attempt == attempt
         world.end("replayed", TaskFailed("no"))
@@ -290,8 +286,7 @@ def test_a_replay_that_meets_a_message_of_its_first_life_goes_on_from_its_attemp
     world.arrive("again", max_attempts=1)
     world.arrive("again", max_attempts=1, attempts=3)
     world.credit(2)
-    world.end("older")
-    world.flush()
+    world.settle("older")
     assert world.started == [("older", 1), ("again", 4)]
     world.end("again", TaskFailed("no"))
     world.advance(10.0)

@@ -41,8 +41,7 @@ def a_task_fails_once_and_is_done(world: World) -> None:
     world.arrive("a", events=True)
     world.end("a", TaskFailed("no"))
     world.advance(1.0)
-    world.end("a")
-    world.flush()
+    world.settle("a")
 
 
 @story
@@ -69,11 +68,9 @@ def at_most_three_of_a_key_run(world: World) -> None:
     for number in range(5):
         world.arrive(f"a{number}", key="a")
     world.arrive("b", key="b")
-    world.end("a1")
-    world.flush()
+    world.settle("a1")
     world.tell(on.Cancel, job="a0")
-    world.end("a0")
-    world.flush()
+    world.settle("a0")
 
 
 @story
@@ -83,10 +80,8 @@ def an_ordered_key_waits_through_a_retry_and_goes_on_after_a_death(world: World)
     world.arrive("second", key="k", ordered=True, priority=5)
     world.end("first", TaskFailed("no"))
     world.advance(1.0)
-    world.end("first", TaskFailed("no again"))
-    world.flush()
-    world.end("second")
-    world.flush()
+    world.settle("first", TaskFailed("no again"))
+    world.settle("second")
 
 
 @story
@@ -99,14 +94,10 @@ def a_takeover_attaches_to_what_runs_and_starts_the_rest(world: World) -> None:
     world.end("b", TaskFailed("no"))
     world.deliver()
     world.end("a")
-    world.die()
-    world.take()
-    world.flush()
-    world.recover()
+    world.take_over(flush=False)
     world.credit(2)
     world.flush()
-    world.end("d")
-    world.flush()
+    world.settle("d")
 
 
 @story
@@ -125,8 +116,7 @@ def a_task_is_cancelled_in_line_while_it_runs_and_while_it_waits(world: World) -
     world.arrive("lined")
     world.tell(on.Cancel, job="lined")
     world.tell(on.Cancel, job="runs")
-    world.end("runs")
-    world.flush()
+    world.settle("runs")
     world.arrive("waits")
     world.end("waits", TaskFailed("no"))
     world.tell(on.Cancel, job="waits")
@@ -147,8 +137,7 @@ def a_deadline_passes_in_line_and_while_it_runs(world: World) -> None:
     world.arrive("runs", deadline_at=world.now + 2.0)
     world.arrive("lined", deadline_at=world.now + 1.0)
     world.advance(2.0)
-    world.end("runs")
-    world.flush()
+    world.settle("runs")
 
 
 @story
@@ -156,8 +145,7 @@ def a_lease_ends_before_the_task_gets_there(world: World) -> None:
     begin(world, 1)
     world.arrive("a")
     world.refuse("a", LeaseExpired("its time ran out"))
-    world.end("a")
-    world.flush()
+    world.settle("a")
 
 
 @story

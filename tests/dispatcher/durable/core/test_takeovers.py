@@ -51,8 +51,7 @@ def test_what_runs_is_attached_to_whether_it_is_told_before_or_after_it_arrives(
         world.recover()
         world.credit(4)
         assert started(world) == ["a", "b"]
-        world.end("b")
-        world.flush()
+        world.settle("b")
         assert started(world) == ["a", "b", "c"]
 
 
@@ -61,16 +60,12 @@ def test_what_runs_counts_for_limits_even_if_it_enters_the_queue_only_when_its_r
     world.arrive("a", key="k", not_before=world.now - 1.0)
     world.arrive("b", key="k")
     assert started(world) == ["a"]
-    world.die()
-    world.take()
-    world.flush()
-    world.recover()
+    world.take_over(flush=False)
     world.credit(4)
     assert started(world) == ["a"]
     world.flush()
     assert started(world) == ["a"]
-    world.end("a")
-    world.flush()
+    world.settle("a")
     assert started(world) == ["a", "b"]
 
 
@@ -97,8 +92,7 @@ def test_what_runs_though_its_end_is_stored_is_stopped_whichever_is_learnt_first
         assert world.core.statistics().seen == 1
         world.recover()
         assert world.run_of("a").stop is do.StopReason.CANCELLED
-        world.end("a")
-        world.flush()
+        world.settle("a")
         assert not world.stream and not world.ends
 
 
@@ -120,8 +114,7 @@ def test_an_attempt_that_is_known_to_have_failed_is_not_attached_to():
     world = world_of(1)
     world.arrive("a", backoff_s=60.0)
     run = world.run_of("a")
-    world.end("a", TaskFailed("no"))
-    world.flush()
+    world.settle("a", TaskFailed("no"))
     world.die()
     world.runs = [run]
     world.open()
@@ -205,8 +198,7 @@ def test_a_running_task_is_cancelled_through_its_worker():
     world.tell(on.Cancel, job="a")
     assert world.run_of("a").stop is do.StopReason.CANCELLED
     assert world.core.info("a").state is JobState.RUNNING
-    world.end("a")
-    world.flush()
+    world.settle("a")
     assert world.results == {"a": JobState.CANCELLED}
 
 
@@ -238,8 +230,7 @@ def test_a_task_that_is_being_looked_up_or_noted_is_cancelled_after_it():
     assert [name for name, _ in world.network] == ["try a", "cancellation a"]
     world.flush()
     world.arrive("b", backoff_s=60.0)
-    world.end("b", TaskFailed("no"))
-    world.flush()
+    world.settle("b", TaskFailed("no"))
     world.tell(on.Cancel, job="b")
     world.flush()
     assert world.results == {"i1": JobState.CANCELLED, "a": JobState.CANCELLED, "b": JobState.CANCELLED}
@@ -253,8 +244,7 @@ def test_a_job_that_has_ended_or_is_unknown_cannot_be_cancelled():
     world.tell(on.Cancel, job="b")
     world.flush()
     world.arrive("b")
-    world.end("b")
-    world.flush()
+    world.settle("b")
     assert world.results == {"a": JobState.DONE, "b": JobState.DONE}
 
 
@@ -287,8 +277,7 @@ def test_one_that_does_not_stop_at_its_deadline_can_still_be_cancelled_and_is_an
     world.tell(on.Cancel, job="a")
     world.deliver()
     assert world.core.promised("a")
-    world.end("a")
-    world.flush()
+    world.settle("a")
     assert world.results == {"a": JobState.CANCELLED}
 
 
@@ -347,7 +336,5 @@ def test_large_messages_are_pulled_few_at_a_time():
     held = world.core.statistics().seen
     world.credit(*[1] * held)
     for _ in range(80):
-        for run in [run for run in world.runs if not run.ended]:
-            world.end(run.job)
-        world.flush()
+        world.settle_all()
     assert not world.stream

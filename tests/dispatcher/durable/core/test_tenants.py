@@ -8,22 +8,11 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import InvalidSettings, TaskFailed
 from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.jobs import JobState
-from gangline.schemas.records.routes import RouteRecord
 
 from ....support.durable.world import World
-from ....support.durable.worlds import started
+from ....support.durable.worlds import started, world_with
 
 LAB = "lab"
-
-
-def world_with(*quotas: str, slots: int = 0) -> World:
-    settings = DispatcherSettings(node="n", quotas=parse_quotas(quotas))
-    world = World(route=RouteRecord(), explicit=True, settings=settings)
-    world.pool()
-    world.open()
-    if slots:
-        world.credit(slots)
-    return world
 
 
 def take_over(world: World, *quotas: str) -> None:
@@ -70,8 +59,7 @@ def test_a_running_task_counts_until_it_has_ended_and_then_makes_room():
     world = world_with("lab:queued_tasks=1", slots=1)
     world.arrive("a", tenant=LAB)
     world.arrive("b", tenant=LAB)
-    world.end("a")
-    world.flush()
+    world.settle("a")
     world.arrive("c", tenant=LAB)
     world.flush()
     assert (world.dead, started(world)) == ([("b", "refused")], ["a", "c"])
@@ -80,14 +68,12 @@ def test_a_running_task_counts_until_it_has_ended_and_then_makes_room():
 def test_a_task_that_waits_for_its_next_attempt_keeps_its_place():
     world = world_with("lab:queued_tasks=1", slots=1)
     world.arrive("a", tenant=LAB, max_attempts=2)
-    world.end("a", TaskFailed("boom"))
-    world.flush()
+    world.settle("a", TaskFailed("boom"))
     world.arrive("b", tenant=LAB)
     world.flush()
     assert world.core.info("a").state is JobState.WAITING
     world.advance(60.0)
-    world.end("a")
-    world.flush()
+    world.settle("a")
     assert (world.dead, world.started) == ([("b", "refused")], [("a", 1), ("a", 2)])
 
 
@@ -147,8 +133,7 @@ def test_a_smaller_quota_ends_nothing_that_runs_and_refuses_the_newest_that_wait
     assert started(world) == ["a"]
     take_over(world, "lab:queued_tasks=1")
     assert world.dead == [("b", "refused"), ("c", "refused")]
-    world.end("a")
-    world.flush()
+    world.settle("a")
     assert world.ends == {"a": 1, "b": 1, "c": 1}
 
 

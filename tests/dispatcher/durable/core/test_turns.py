@@ -6,21 +6,12 @@ from collections import Counter
 
 import pytest
 
-from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.routing.wait_queue import TenantTurns
-from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
-
-
-def world_with(*quotas: str, route: RouteRecord | None = None, window: int = 4096, **pool: object) -> World:
-    settings = DispatcherSettings(node="n", window_tasks=window, quotas=parse_quotas(quotas))
-    world = World(route=route or RouteRecord(), explicit=True, settings=settings)
-    world.pool(**pool)
-    world.open()
-    return world
+from ....support.durable.worlds import world_with
 
 
 def submit(world: World, tenant: str, count: int, **fields: object) -> None:
@@ -34,15 +25,14 @@ def run(world: World, starts: int) -> str:
     its first letter."""
     while len(world.started) < starts:
         before = len(world.started)
-        world.end(next(run.job for run in world.runs if not run.ended))
-        world.flush()
+        world.settle(next(run.job for run in world.runs if not run.ended))
         assert len(world.started) > before, "nothing starts any more"
     return "".join(job[0] for job, _ in world.started[:starts])
 
 
 def test_a_tenant_with_many_tasks_delays_the_next_task_of_another_by_one_start():
     world = world_with()
-    submit(world, "lab", 300)
+    submit(world, "lab", 50)
     world.credit(1)
     assert run(world, 5) == "lllll"
     submit(world, "shop", 1)
@@ -51,9 +41,9 @@ def test_a_tenant_with_many_tasks_delays_the_next_task_of_another_by_one_start()
 
 def test_tenants_alternate_and_our_own_account_takes_its_turn_like_a_tenant():
     world = world_with()
-    submit(world, "lab", 50)
-    submit(world, "shop", 50)
-    submit(world, "", 50)
+    submit(world, "lab", 15)
+    submit(world, "shop", 15)
+    submit(world, "", 15)
     world.credit(1)
     starts = run(world, 30)
     assert Counter(starts) == {"l": 10, "s": 10, "o": 10}
@@ -62,18 +52,18 @@ def test_tenants_alternate_and_our_own_account_takes_its_turn_like_a_tenant():
 
 def test_a_tenants_weight_is_its_share():
     world = world_with("lab:weight=3")
-    submit(world, "lab", 60)
-    submit(world, "shop", 60)
+    submit(world, "lab", 35)
+    submit(world, "shop", 15)
     world.credit(1)
     assert Counter(run(world, 40)) == {"l": 30, "s": 10}
 
 
 def test_what_one_tenant_leaves_the_other_uses_and_a_pause_earns_nothing():
     world = world_with()
-    submit(world, "lab", 100)
+    submit(world, "lab", 35)
     world.credit(1)
     assert run(world, 20) == "l" * 20
-    submit(world, "shop", 30)
+    submit(world, "shop", 15)
     assert Counter(run(world, 40)[20:]) == {"l": 10, "s": 10}
 
 
@@ -96,9 +86,7 @@ def test_a_task_that_needs_more_slots_takes_more_of_its_tenants_share():
     for _ in range(200):
         if world.started and len(world.started) >= 24:
             break
-        for run_ in [each for each in world.runs if not each.ended]:
-            world.end(run_.job)
-        world.flush()
+        world.settle_all()
         world.advance(1.0)
     slots = Counter[str]()
     for job, _ in world.started[:24]:
@@ -110,8 +98,8 @@ def test_a_task_that_needs_more_slots_takes_more_of_its_tenants_share():
 def test_tenants_take_turns_under_a_limit_that_the_task_declares(policy):
     world = world_with(policies={"run": policy})
     world.credit(8)
-    submit(world, "lab", 100)
-    submit(world, "shop", 100)
+    submit(world, "lab", 30)
+    submit(world, "shop", 30)
     before = len(world.started)
     for _ in range(400):
         if len(world.started) >= before + 40:
@@ -128,8 +116,8 @@ def test_tenants_take_turns_across_pools_when_the_route_limits_how_many_run():
     route = RouteRecord(to={"e": 1, "f": 1}, queue=QueueRules(max_running=1))
     world = world_with(route=route)
     world.pool("f")
-    submit(world, "lab", 40, pool="e")
-    submit(world, "shop", 40, pool="f")
+    submit(world, "lab", 15, pool="e")
+    submit(world, "shop", 15, pool="f")
     world.credit(4, pool="e")
     world.credit(4, pool="f")
     counts = Counter(run(world, 20))
@@ -139,12 +127,10 @@ def test_tenants_take_turns_across_pools_when_the_route_limits_how_many_run():
 def test_slots_that_a_tenant_alone_used_in_another_pool_cost_it_no_turns_here():
     world = world_with(route=RouteRecord(to={"e": 1, "f": 1}))
     world.pool("f")
-    submit(world, "lab", 200, pool="f")
+    submit(world, "lab", 100, pool="f")
     world.credit(8, pool="f")
     for _ in range(10):
-        for each in [each for each in world.runs if not each.ended]:
-            world.end(each.job)
-        world.flush()
+        world.settle_all()
     world.credit(pool="f")
     before = len(world.started)
     submit(world, "lab", 20, pool="e")

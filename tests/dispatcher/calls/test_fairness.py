@@ -23,7 +23,7 @@ from ...scale import repetitions
 @pytest.mark.parametrize("way", ["call", "choose"])
 async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: int) -> None:
     hub, names = MemoryServer(), Names("fair")
-    seconds = repetitions(10, whole=20)
+    seconds = repetitions(5, whole=20)
     pool = Pool("images", slots=4)
 
     @pool.task

@@ -13,6 +13,8 @@ from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Inval
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.rows import over
+
 
 class Scene:
     """Tasks whose first attempts hang."""
@@ -162,7 +164,7 @@ async def test_a_submitted_task_has_both_limits() -> None:
         assert now() - began < 8
 
 
-@pytest.mark.parametrize(
+@over(
     "options",
     [
         {"delay_s": 5},
@@ -174,7 +176,6 @@ async def test_a_submitted_task_has_both_limits() -> None:
         {"backoff_s": 1},
         {"result_ttl_s": 60},
     ],
-    ids=str,
 )
 async def test_an_option_for_submissions_is_refused_by_everything_else(options: dict[str, Any]) -> None:
     scene = Scene()
@@ -196,7 +197,7 @@ async def test_an_option_for_submissions_is_refused_by_everything_else(options: 
         assert scene.began == []
 
 
-@pytest.mark.parametrize(
+@over(
     "options",
     [
         {"timeout_s": "5"},
@@ -210,7 +211,6 @@ async def test_an_option_for_submissions_is_refused_by_everything_else(options: 
         {"max_attempts": 1.5},
         {"delay_s": "5"},
     ],
-    ids=str,
 )
 def test_a_limit_that_is_no_number_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings, match=f"{next(iter(options))} is "):

@@ -127,7 +127,7 @@ async def test_several_routers_share_a_gang_whose_calls_run_on_all_ranks(rig: Ga
     waited: list[float] = []
 
     async def use(client: Client, number: int) -> None:
-        for turn in range(10):
+        for turn in range(4):
             began = asyncio.get_running_loop().time()
             value = [number, turn]
             # Not idempotent, and the ranks meet: two calls that each had one rank would wait for each other.
@@ -140,7 +140,7 @@ async def test_several_routers_share_a_gang_whose_calls_run_on_all_ranks(rig: Ga
             group.create_task(use(client, number))
     for client in clients[1:]:
         await client.close()
-    assert len(rig.probe.started) == 2 * 10 * len(clients)
+    assert len(rig.probe.started) == 2 * 4 * len(clients)
     assert max(waited) < 10.0
     assert all(worker.statistics().load.running == 0 for worker in rig.workers.values())
 
@@ -255,7 +255,7 @@ class Load:
 async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gang(rig: GangRig) -> None:
     await rig.declare("llm", gangs=3, gang=PAIR)
     await ready(rig, "llm", 3)
-    load = Load(rig, "llm.once", 0.05, 3)
+    load = Load(rig, "llm.once", 0.2, 3)
     await asyncio.sleep(2)
     routed = rig.client.router.sets._sets["llm"]
     victim = routed._formations[routed.gangs[0]].members[1]
@@ -267,7 +267,7 @@ async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gang(rig: G
     await load.stop()
     assert len(load.errors) <= len(hit), "at most the calls that were under way on gangs of the dead worker"
     assert all(isinstance(error, WorkerLost) and error.may_have_started for error in load.errors)
-    assert len(load.results) > 300
+    assert len(load.results) > 75
     await until(lambda: len(rig.gangs("llm")) == 3)
     balanced(rig, "llm")
 
@@ -276,7 +276,7 @@ async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gang(rig: G
 async def test_idempotent_calls_see_no_error_when_a_member_is_killed(rig: GangRig) -> None:
     await rig.declare("llm", gangs=3, gang=PAIR)
     await ready(rig, "llm", 3)
-    load = Load(rig, "llm.slow", 0.05, 3)
+    load = Load(rig, "llm.slow", 0.2, 3)
     await asyncio.sleep(2)
     routed = rig.client.router.sets._sets["llm"]
     rig.cut(routed._formations[routed.gangs[0]].members[0].worker.partition(".")[2])
@@ -341,7 +341,7 @@ async def test_rolling_all_gangs_under_load_fails_no_call(rig: GangRig) -> None:
     await rig.declare("llm", gangs=3, gang=PAIR)
     await ready(rig, "llm", 3)
     before = set(rig.gangs("llm"))
-    load = Load(rig, "llm.once", 0.05, 6)
+    load = Load(rig, "llm.once", 0.2, 6)
     await asyncio.sleep(2)
     await rig.declare("llm", gangs=3, gang={**PAIR, "priority": 1})
     await until(lambda: len(rig.gangs("llm")) == 3 and not before & set(rig.gangs("llm")))
@@ -356,7 +356,7 @@ async def test_rolling_all_gangs_under_load_fails_no_call(rig: GangRig) -> None:
 async def test_draining_a_worker_moves_its_gangs_without_an_error(rig: GangRig) -> None:
     await rig.declare("llm", gangs=3, gang=PAIR)
     await ready(rig, "llm", 3)
-    load = Load(rig, "llm.once", 0.05, 4)
+    load = Load(rig, "llm.once", 0.2, 4)
     await asyncio.sleep(2)
     await rig.client.drain("train.w1", grace_s=60)
     await until(lambda: rig.workers["w1"].state == "closed")
@@ -384,11 +384,11 @@ async def test_a_draining_worker_is_left_well_before_its_grace_ends_though_there
 async def test_calls_go_on_while_the_coordinator_is_gone(rig: GangRig) -> None:
     await rig.declare("llm", gangs=2, gang=PAIR)
     await ready(rig, "llm", 2)
-    load = Load(rig, "llm.once", 0.05, 2)
+    load = Load(rig, "llm.once", 0.2, 2)
     rig.cut("coordinator")
     await asyncio.sleep(8)
     await load.stop()
-    assert load.errors == [] and len(load.results) > 100
+    assert load.errors == [] and len(load.results) > 50
 
 
 @on_gang_rig("w1", "w2")

@@ -19,6 +19,7 @@ from gangline.schemas.records.routes import RouteEvent, RouteRecord
 from gangline.schemas.wire import codec
 
 from ...support.bus.buckets import pass_unstored, store_unseen
+from ...support.rows import over
 
 NAMES = Names("test")
 
@@ -103,8 +104,8 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later() -
         assert rig.table.pools("resize") == {"resize": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
+@over(
+    "value, says",
     [
         (b"{not json", "JSON"),
         (b"[1, 2]", "write an object"),

@@ -106,6 +106,8 @@ class GangRig:
         self.hub = MemoryServer()
         self.names = Names("test")
         self.probe = Probe()
+        self.pool = pool_of(self.probe)
+        """Served by every worker that is given no other: to describe its tasks takes longer than to start one."""
         self.workers: dict[str, Worker] = {}
         self.buses: dict[str, Any] = {}
         self.coordinator: Coordinator | None = None
@@ -127,7 +129,7 @@ class GangRig:
         return self.coordinator
 
     async def worker(self, name: str, pool: Pool | None = None, **settings: Any) -> Worker:
-        pool = pool or pool_of(self.probe)
+        pool = pool or self.pool
         bus = self.hub.connect(name)
         self.buses[name] = bus
         worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))

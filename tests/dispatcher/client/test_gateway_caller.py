@@ -35,7 +35,7 @@ from ...support.rows import over
 from ...waiting import until
 
 
-class Site:
+class BehindGateway:
     """A worker, a gateway, and a client that calls through it."""
 
     def __init__(self, running: Any, gateway: Gateway, bus: MemoryBus, client: Client) -> None:
@@ -102,7 +102,7 @@ def make_pool(told: list[Any]) -> Pool:
 
 
 @contextlib.asynccontextmanager
-async def site(settings: RouterSettings | None = None, **gateway_settings: Any) -> AsyncIterator[Site]:
+async def site(settings: RouterSettings | None = None, **gateway_settings: Any) -> AsyncIterator[BehindGateway]:
     told: list[Any] = []
     running = cluster(make_pool(told))
     async with running:
@@ -112,7 +112,7 @@ async def site(settings: RouterSettings | None = None, **gateway_settings: Any) 
         ) as gateway:
             bus = hub.connect("shop")
             async with Client(bus, names=names, settings=settings, gateway=True) as client:
-                made = Site(running, gateway, bus, client)
+                made = BehindGateway(running, gateway, bus, client)
                 made.told = told
                 yield made
 

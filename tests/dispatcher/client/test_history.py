@@ -45,7 +45,7 @@ async def fail() -> None:
     raise ValueError("not today")
 
 
-class System:
+class RecordedCluster:
     def __init__(self, client: Client, running: Any, reader: HistoryReader, leader: MemoryBus) -> None:
         self.client = client
         self.running = running
@@ -59,7 +59,7 @@ class System:
 
 
 @asynccontextmanager
-async def system(workers: int = 1) -> AsyncIterator[System]:
+async def system(workers: int = 1) -> AsyncIterator[RecordedCluster]:
     loop = asyncio.get_running_loop()
     ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
     running = cluster(
@@ -75,7 +75,7 @@ async def system(workers: int = 1) -> AsyncIterator[System]:
         shell = ServiceSettings(history=HISTORY, node="c")
         async with Coordinator(bus=bus, shell=shell, ambient=ambient) as coordinator:
             await coordinator.wait_leading()
-            yield System(client, running, HistoryReader(client.router.bus, client.router.names), bus)
+            yield RecordedCluster(client, running, HistoryReader(client.router.bus, client.router.names), bus)
         await bus.close()
 
 

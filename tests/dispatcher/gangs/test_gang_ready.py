@@ -12,7 +12,7 @@ from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.records.gangs import GangSetStatus, SetState
 from gangline.worker.pool.pool import Pool
 
-from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until
+from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, until
 
 
 class Starts:
@@ -127,8 +127,6 @@ async def test_a_new_leader_learns_that_a_gang_is_ready(rig: GangRig) -> None:
 
 
 # -- standing sets -----------------------------------------------------------------------------------------------------
-
-PAIR = {"pool": "train", "size": 2, "strategy": "spread"}
 
 
 async def status_of(rig: GangRig, name: str) -> GangSetStatus | None:

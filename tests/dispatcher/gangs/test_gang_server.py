@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 POOL = "tests.support.modules.gang_pool:pool"
 
 
-class Site:
+class GangProcesses:
     """Processes of one test."""
 
     def __init__(self, url: str, namespace: str, forks: ForkServer) -> None:
@@ -92,9 +92,9 @@ async def granted(acquire: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.fixture
-def site(nats_url: str, namespace: str, forks: ForkServer) -> Iterator[Site]:
+def site(nats_url: str, namespace: str, forks: ForkServer) -> Iterator[GangProcesses]:
     """With a coordinator, and no worker so far."""
-    made = Site(nats_url, namespace, forks)
+    made = GangProcesses(nats_url, namespace, forks)
     try:
         made.start("coordinator", "coordinator")
         yield made
@@ -121,7 +121,7 @@ def worker_of(member: Any) -> str:
     return str(member.worker.partition(".")[2])
 
 
-async def test_a_gang_counts_words_and_gathers_the_counts(site: Site) -> None:
+async def test_a_gang_counts_words_and_gathers_the_counts(site: GangProcesses) -> None:
     async with site.connected("w1", "w2", "w3") as client:
         paths = files()
         async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
@@ -132,7 +132,7 @@ async def test_a_gang_counts_words_and_gathers_the_counts(site: Site) -> None:
         assert results[1:] == [{"": sum(expected.values())}] * 3
 
 
-async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: Site, tmp_path: Path) -> None:
+async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: GangProcesses, tmp_path: Path) -> None:
     async with site.connected("w1", "w2", "w3") as client:
         go = tmp_path / "go"
         async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
@@ -160,7 +160,7 @@ async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: S
             assert kinds == ["torn_down", "restarting", "formed"]
 
 
-async def test_a_frozen_member_is_found_out(site: Site, tmp_path: Path) -> None:
+async def test_a_frozen_member_is_found_out(site: GangProcesses, tmp_path: Path) -> None:
     async with (
         site.connected("w1", "w2", "w3") as client,
         client.gang(pool="train", size=2, strategy="spread", deadline_s=PATIENCE_S) as gang,
@@ -197,7 +197,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_dead_owner_leaves_nothing_behind(site: Site) -> None:
+async def test_a_dead_owner_leaves_nothing_behind(site: GangProcesses) -> None:
     async with site.connected("w1") as client, contextlib.AsyncExitStack() as stack:
         ended: dict[str, str] = {}
 
@@ -222,7 +222,7 @@ async def test_a_dead_owner_leaves_nothing_behind(site: Site) -> None:
         assert ended[gang_id].startswith("owner_lost")
 
 
-def test_plain_code_runs_gangs_too(site: Site) -> None:
+def test_plain_code_runs_gangs_too(site: GangProcesses) -> None:
     site.worker("w1")
     with connect_sync(site.url, namespace=site.namespace) as client:
 
@@ -243,7 +243,7 @@ def test_plain_code_runs_gangs_too(site: Site) -> None:
             pass
 
 
-async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: Site) -> None:
+async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: GangProcesses) -> None:
     async with site.connected("w1", "w2", "w3") as client:
         kv = await client.router.ledger()
         for route in ("rank0", "all"):

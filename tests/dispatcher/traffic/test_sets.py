@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until
-from ..gangs.test_standing_set import PAIR, balanced
+from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, until
 
 
 async def declared(rig: GangRig, *names: str) -> None:
@@ -27,8 +26,8 @@ async def test_a_route_splits_traffic_between_standing_sets(rig: GangRig) -> Non
     assert set(counted) == {first, second} and min(counted.values()) > 8
     assert {rank for _, rank in results} == {0}
     assert [item async for item in rig.client.stream("llm.count", 3)]
-    balanced(rig, "llm-a")
-    balanced(rig, "llm-b")
+    await rig.settled("llm-a")
+    await rig.settled("llm-b")
     assert rig.client.statistics()["routes"]["traffic"]["llm"] == {"inside": {}, "waiting": 0}
 
 

@@ -24,7 +24,7 @@ from ...support.rows import over
 NAMES = Names("test")
 
 
-class Rig:
+class FollowedTable:
     """A hub, an operator who writes routes, and a table that follows them."""
 
     def __init__(self, **settings: Any) -> None:
@@ -55,8 +55,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig_of(**settings: Any) -> AsyncIterator[Rig]:
-    rig = Rig(**settings)
+async def rig_of(**settings: Any) -> AsyncIterator[FollowedTable]:
+    rig = FollowedTable(**settings)
     try:
         yield rig
     finally:

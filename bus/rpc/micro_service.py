@@ -7,6 +7,7 @@ endpoints are served elsewhere. See https://github.com/nats-io/nats-architecture
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ _VERSION: Final = re.compile(r"\d+\.\d+\.\d+([-+.][0-9A-Za-z.+-]+)?")
 _NANOSECONDS: Final = 1_000_000_000
 
 
+@functools.cache
 def package_version() -> str:
     """Version of the installed distribution; empty if it runs from a bare folder."""
     try:

@@ -1,4 +1,4 @@
-"""Every way of asking, cancelled in every turn of the loop (the quick suite: in every third): a real worker and the
+"""Every way of asking, cancelled in every turn of the loop (the quick suite: in every 13th): a real worker and the
 router are at rest afterwards."""
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from gangline.worker.service import Worker
 
 from ...scale import repetitions
 from ...support.dispatcher.fakes import Rig, turns
+from ...support.rows import over
 
 MOST_TURNS = 200
-STRIDE = repetitions(6, whole=1)
+STRIDE = repetitions(13, whole=1)
 
 
-def make_pool() -> Pool:
+def _pool() -> Pool:
     pool = Pool("images", slots=2)
 
     @pool.task
@@ -38,6 +39,9 @@ def make_pool() -> Pool:
             yield number
 
     return pool
+
+
+POOL = _pool()
 
 
 async def call(client: Client) -> None:
@@ -85,8 +89,8 @@ SCENARIOS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("opened", [True, False], ids=["known pool", "first request"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: str(scenario.__name__))
+@over("opened", [True, False])
 async def test_cancelled_in_any_turn_nothing_is_left(
     scenario: Callable[[Client], Awaitable[None]], opened: bool
 ) -> None:
@@ -102,9 +106,8 @@ async def cancelled_after(scenario: Callable[[Client], Any], turn: int, opened: 
     """Run, cancel after so many turns of the loop, and look at what is left. True when it was done before."""
     rig = Rig()
     await rig.start()
-    async with Worker(
-        make_pool(), bus=rig.hub.connect("worker"), names=rig.names, settings=WorkerSettings(id="w1")
-    ) as worker:
+    settings = WorkerSettings(id="w1")
+    async with Worker(POOL, bus=rig.hub.connect("worker"), names=rig.names, settings=settings) as worker:
         if opened:
             await rig.router.pool("images")
         task = asyncio.ensure_future(scenario(rig.client))

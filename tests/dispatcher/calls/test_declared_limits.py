@@ -16,7 +16,7 @@ from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
 
 
-class Scene:
+class LimitedTask:
     def __init__(self, slots: int = 4, **policy: Any) -> None:
         self.pool = pool = Pool("p", slots=slots)
         self.starts: list[float] = []
@@ -42,7 +42,7 @@ class Scene:
 
 
 async def test_calls_of_several_routers_wait_for_each_other_and_not_in_the_way_of_other_tasks() -> None:
-    scene = Scene(max_running=2)
+    scene = LimitedTask(max_running=2)
     running = cluster(scene.pool)
     async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
         calls = [asyncio.ensure_future(each.call("p.work")) for each in (client, second) * 4]
@@ -58,7 +58,7 @@ async def test_calls_of_several_routers_wait_for_each_other_and_not_in_the_way_o
 
 
 async def test_the_limit_holds_over_all_workers_and_routers() -> None:
-    scene = Scene(max_running=2)
+    scene = LimitedTask(max_running=2)
     running = cluster(scene.pool, workers=3)
     async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
         began = asyncio.get_running_loop().time()
@@ -70,7 +70,7 @@ async def test_the_limit_holds_over_all_workers_and_routers() -> None:
 
 
 async def test_a_worker_that_somebody_insists_on_gets_a_share() -> None:
-    scene = Scene(max_running=1)
+    scene = LimitedTask(max_running=1)
     running = cluster(scene.pool, workers=3)
     async with running as client:
         await client.call("p.work", 0.0)
@@ -93,7 +93,7 @@ async def test_a_worker_that_somebody_insists_on_gets_a_share() -> None:
 
 
 async def test_the_share_of_a_killed_worker_goes_to_the_others() -> None:
-    scene = Scene(max_running=1)
+    scene = LimitedTask(max_running=1)
     running = cluster(scene.pool, workers=2)
     async with running as client:
         await asyncio.sleep(6.0)  # past the time in which nobody is taken for dead
@@ -108,7 +108,7 @@ async def test_the_share_of_a_killed_worker_goes_to_the_others() -> None:
 
 
 async def test_a_pool_without_a_limit_writes_no_shares_and_listens_for_none() -> None:
-    scene = Scene()
+    scene = LimitedTask()
     running = cluster(scene.pool)
     async with running as client:
         await client.call("p.work", 0.0)
@@ -119,7 +119,7 @@ async def test_a_pool_without_a_limit_writes_no_shares_and_listens_for_none() ->
 
 
 async def test_calls_of_one_key_are_limited_and_others_are_not() -> None:
-    scene = Scene(per_key=1)
+    scene = LimitedTask(per_key=1)
     running = cluster(scene.pool)
     async with running as client:
         keyed = [client.options(key=key).call("p.work") for key in ("a", "a", "b")]
@@ -131,7 +131,7 @@ async def test_calls_of_one_key_are_limited_and_others_are_not() -> None:
 
 
 async def test_calls_keep_the_rate() -> None:
-    scene = Scene(rate_per_s=2.0)
+    scene = LimitedTask(rate_per_s=2.0)
     async with cluster(scene.pool) as client:
         await asyncio.gather(*(client.call("p.work", 0.0) for _ in range(5)))
     gaps = [later - earlier for earlier, later in zip(scene.starts, scene.starts[1:], strict=False)]
@@ -148,9 +148,11 @@ def within(rate: float, times: list[float]) -> bool:
     )
 
 
-@pytest.mark.parametrize("rate", [2.0, 30.0, 200.0])
+@pytest.mark.parametrize(
+    "rate", [pytest.param(2.0, marks=pytest.mark.long), 20.0, pytest.param(200.0, marks=pytest.mark.long)]
+)
 async def test_the_rate_holds_over_all_workers_and_routers_for_calls_and_submissions(rate: float) -> None:
-    scene, count = Scene(slots=50, rate_per_s=rate), int(rate) + 10
+    scene, count = LimitedTask(slots=50, rate_per_s=rate), int(rate)
     running = cluster(scene.pool, workers=3, dispatcher=True)
     async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
         jobs = await client.submit_many("p.work", [{"seconds": 0.0}] * count)
@@ -164,7 +166,7 @@ async def test_the_rate_holds_over_all_workers_and_routers_for_calls_and_submiss
 
 
 async def test_a_rate_and_max_running_together_hold_over_all_workers_and_nobody_waits_for_ever() -> None:
-    scene = Scene(rate_per_s=4.0, max_running=1)
+    scene = LimitedTask(rate_per_s=4.0, max_running=1)
     running = cluster(scene.pool, workers=3)
     async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
         calls = [each.options(timeout_s=60.0).call("p.work", 0.05) for each in (client, second) for _ in range(8)]
@@ -177,7 +179,7 @@ async def test_a_rate_and_max_running_together_hold_over_all_workers_and_nobody_
 
 
 async def test_after_a_restart_of_the_only_worker_the_rate_still_holds() -> None:
-    scene = Scene(rate_per_s=0.5)
+    scene = LimitedTask(rate_per_s=0.5)
     running = cluster(scene.pool)
     async with running as client:
         await client.call("p.work", 0.0)
@@ -189,7 +191,7 @@ async def test_after_a_restart_of_the_only_worker_the_rate_still_holds() -> None
 
 
 async def test_a_call_that_may_not_wait_is_refused_and_told_why() -> None:
-    scene = Scene(max_running=1)
+    scene = LimitedTask(max_running=1)
     settings = RouterSettings(saturated_wait_s=2.0)
     async with cluster(scene.pool, router_settings=settings) as client:
         busy = asyncio.ensure_future(client.call("p.work", 10.0))
@@ -200,7 +202,7 @@ async def test_a_call_that_may_not_wait_is_refused_and_told_why() -> None:
 
 
 async def test_a_lease_is_no_way_round_the_limit() -> None:
-    scene = Scene(max_running=1)
+    scene = LimitedTask(max_running=1)
     running = cluster(scene.pool)
     async with running as client:
         async with client.lease("p", slots=2, wait=False) as lease:
@@ -221,7 +223,7 @@ async def test_a_lease_is_no_way_round_the_limit() -> None:
 
 
 async def test_calls_and_submissions_share_the_limit() -> None:
-    scene = Scene(max_running=2)
+    scene = LimitedTask(max_running=2)
     running = cluster(scene.pool, dispatcher=True)
     async with running as client:
         jobs = await client.submit_many("p.work", [{"seconds": 0.5}] * 6)
@@ -233,7 +235,7 @@ async def test_calls_and_submissions_share_the_limit() -> None:
 
 
 async def test_a_queue_comes_back_to_the_worker_that_has_got_the_unit_though_no_slot_may_be_kept() -> None:
-    scene = Scene(slots=1, max_running=1)
+    scene = LimitedTask(slots=1, max_running=1)
     running = cluster(scene.pool, workers=3, dispatcher=True)
     async with running as client:
         loop = asyncio.get_running_loop()
@@ -250,7 +252,7 @@ async def test_a_queue_comes_back_to_the_worker_that_has_got_the_unit_though_no_
 
 
 async def test_a_plain_request_above_the_limit_is_told_so() -> None:
-    scene = Scene(max_running=1)
+    scene = LimitedTask(max_running=1)
     running = cluster(scene.pool)
     async with running as client:
         busy = asyncio.ensure_future(client.call("p.work"))

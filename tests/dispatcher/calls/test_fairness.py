@@ -20,10 +20,10 @@ from ...scale import repetitions
 
 
 @pytest.mark.parametrize("seed", range(1, 1 + repetitions(1, whole=2)))
-@pytest.mark.parametrize("way", ["call", "choose"])
+@pytest.mark.parametrize("way", ["call", pytest.param("choose", marks=pytest.mark.long)])
 async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: int) -> None:
     hub, names = MemoryServer(), Names("fair")
-    seconds = repetitions(10, whole=20)
+    seconds = repetitions(5, whole=20)
     pool = Pool("images", slots=4)
 
     @pool.task

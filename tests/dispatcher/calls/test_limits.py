@@ -13,8 +13,10 @@ from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Inval
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.rows import over
 
-class Scene:
+
+class HangingTasks:
     """Tasks whose first attempts hang."""
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ def now() -> float:
 
 
 async def test_an_attempt_that_takes_too_long_is_cancelled_and_followed_by_another() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool, workers=2) as client:
         began = now()
         assert await client.options(timeout_s=2, deadline_s=60).call("images.again", 3) == 3
@@ -61,7 +63,7 @@ async def test_an_attempt_that_takes_too_long_is_cancelled_and_followed_by_anoth
 
 
 async def test_the_deadline_ends_the_whole_whatever_is_left_of_the_attempt() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool, workers=2) as client:
         began = now()
         with pytest.raises(DeadlineExceeded) as caught:
@@ -71,7 +73,7 @@ async def test_the_deadline_ends_the_whole_whatever_is_left_of_the_attempt() -> 
 
 
 async def test_a_task_that_is_not_idempotent_is_not_started_again_after_its_timeout() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool) as client:
         began = now()
         with pytest.raises(DeadlineExceeded, match="did not end within its timeout_s") as caught:
@@ -83,7 +85,7 @@ async def test_a_task_that_is_not_idempotent_is_not_started_again_after_its_time
 
 
 async def test_attempts_are_counted_also_when_they_time_out() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool, workers=2) as client:
         with pytest.raises(DeadlineExceeded):
             await client.options(timeout_s=1, deadline_s=60, max_attempts=2).call("images.again", 100)
@@ -91,7 +93,7 @@ async def test_attempts_are_counted_also_when_they_time_out() -> None:
 
 
 async def test_without_a_deadline_a_call_takes_as_long_as_one_attempt() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool) as client:
         began = now()
         with pytest.raises(DeadlineExceeded):
@@ -100,7 +102,7 @@ async def test_without_a_deadline_a_call_takes_as_long_as_one_attempt() -> None:
 
 
 async def test_a_deadline_alone_limits_the_whole_and_no_attempt() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool) as client:
         began = now()
         with pytest.raises(DeadlineExceeded):
@@ -109,7 +111,7 @@ async def test_a_deadline_alone_limits_the_whole_and_no_attempt() -> None:
 
 
 async def test_a_stream_ends_at_the_first_of_both() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool) as client:
         for options, last in (({"timeout_s": 15, "deadline_s": 60}, 15), ({"timeout_s": 60, "deadline_s": 25}, 25)):
             began, items = now(), []
@@ -121,7 +123,7 @@ async def test_a_stream_ends_at_the_first_of_both() -> None:
 
 
 async def test_calls_on_a_lease_and_on_a_selection_have_both_limits() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool) as client:
         bound = client.options(timeout_s=2, deadline_s=60)
         async with bound.lease("images", slots=1) as lease:
@@ -137,7 +139,7 @@ async def test_calls_on_a_lease_and_on_a_selection_have_both_limits() -> None:
 
 
 async def test_a_run_of_a_gang_has_both_limits() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool, coordinator=True) as client, client.gang(pool="images", size=1) as gang:
         began = now()
         with pytest.raises(DeadlineExceeded, match="timeout_s"):
@@ -150,7 +152,7 @@ async def test_a_run_of_a_gang_has_both_limits() -> None:
 
 
 async def test_a_submitted_task_has_both_limits() -> None:
-    scene = Scene()
+    scene = HangingTasks()
     async with cluster(scene.pool, dispatcher=True) as client:
         job = await client.options(timeout_s=2, deadline_s=60, backoff_s=0.1).submit("images.again", 3)
         assert await job.result() == 3
@@ -162,7 +164,7 @@ async def test_a_submitted_task_has_both_limits() -> None:
         assert now() - began < 8
 
 
-@pytest.mark.parametrize(
+@over(
     "options",
     [
         {"delay_s": 5},
@@ -174,10 +176,9 @@ async def test_a_submitted_task_has_both_limits() -> None:
         {"backoff_s": 1},
         {"result_ttl_s": 60},
     ],
-    ids=str,
 )
 async def test_an_option_for_submissions_is_refused_by_everything_else(options: dict[str, Any]) -> None:
-    scene = Scene()
+    scene = HangingTasks()
     name = next(name for name in options if name != "key")
     async with cluster(scene.pool) as client:
         bound = client.options(**options)
@@ -196,7 +197,7 @@ async def test_an_option_for_submissions_is_refused_by_everything_else(options: 
         assert scene.began == []
 
 
-@pytest.mark.parametrize(
+@over(
     "options",
     [
         {"timeout_s": "5"},
@@ -210,7 +211,6 @@ async def test_an_option_for_submissions_is_refused_by_everything_else(options: 
         {"max_attempts": 1.5},
         {"delay_s": "5"},
     ],
-    ids=str,
 )
 def test_a_limit_that_is_no_number_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings, match=f"{next(iter(options))} is "):

@@ -138,32 +138,6 @@ async def test_every_error_of_a_call(nats_url: str, namespace: str) -> None:
         assert await client.call("images.echo", 1) == 1
 
 
-async def test_a_cancelled_call_stops_its_task(nats_url: str, namespace: str) -> None:
-    async with worker(nats_url, namespace, "w1") as one, client_of(nats_url, namespace) as client:
-        call = asyncio.ensure_future(client.call("images.nap", 100))
-        await until(lambda: one.statistics().load.running == 1)
-        call.cancel()
-        await until(lambda: one.statistics().load.running == 0)
-
-
-async def test_two_dispatches_cancelled_before_they_start_leave_both_slots_usable(
-    nats_url: str, namespace: str
-) -> None:
-    async with (
-        worker(nats_url, namespace, "w1", make_pool(slots=2)) as one,
-        client_of(nats_url, namespace, claim_s=300) as client,  # so that none is free because its claim expires
-    ):
-        for _ in range(2):
-            async with client.choose_worker("images") as selection:
-                dispatch = asyncio.ensure_future(client.dispatch(selection, "nap", 100))
-                await asyncio.sleep(0)
-                dispatch.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await dispatch
-        assert await asyncio.gather(*(client.call("images.nap", 0.01) for _ in range(2))) == [0.01, 0.01]
-        await until(lambda: one.statistics().load[:2] == (0, 0))
-
-
 async def test_sessions_and_models_stick(nats_url: str, namespace: str) -> None:
     def pool() -> Pool:
         pool = Pool("images", slots=8, max_models=2)
@@ -198,27 +172,6 @@ async def test_sessions_and_models_stick(nats_url: str, namespace: str) -> None:
         # A heartbeat tells every router.
         await until(lambda: {name: ",".join(each.models) for name, each in view.workers.items()} == known)
         assert models == {model: await other.options(model=model).call("images.who") for model in models}
-
-
-async def test_a_restarted_router_recovers_everything_by_pulling(nats_url: str, namespace: str) -> None:
-    async with worker(nats_url, namespace, "w1"), worker(nats_url, namespace, "w2"):
-        for _ in range(3):
-            async with client_of(nats_url, namespace) as client:
-                assert await client.call("images.echo", 5) == 5
-                assert client.statistics()["pools"]["images"]["workers"] == 2
-
-
-async def test_removing_the_last_worker_resolves_whoever_waits(nats_url: str, namespace: str) -> None:
-    async with client_of(nats_url, namespace) as client:
-        async with worker(nats_url, namespace, "w1", make_pool(slots=1)) as one:
-            running = asyncio.ensure_future(client.call("images.nap", 0.5))
-            await until(lambda: one.statistics().load.running == 1)
-            waiting = [asyncio.ensure_future(client.call("images.echo")) for _ in range(10)]
-            await one.drain()
-        assert await running == 0.5
-        async with asyncio.timeout(PATIENCE_S):
-            results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(result, GanglineError) and not result.may_have_started for result in results), results
 
 
 async def test_a_drain_loses_nothing(nats_url: str, namespace: str) -> None:

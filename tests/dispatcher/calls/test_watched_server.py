@@ -9,20 +9,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gangline.bus.nats_bus import NatsBus
-from gangline.bus.nats_bus import connect as connect_bus
-from gangline.bus.settings.connection import ConnectionSettings
-from gangline.dispatcher.client.client import Client, connect
+from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError, NoCoordinator, NoWorkers
-from gangline.schemas.names import Names, Operation, WorkerId
-from gangline.worker.ledger.settings import WorkerSettings
+from gangline.schemas.names import Operation, WorkerId
 from gangline.worker.service import Worker
 
 from ...processes import ForkServer
+from ...support.dispatcher.server_rig import ServerRig
 from ...waiting import PATIENCE_S, until, until_nobody_responds
 from .test_server import SERVER, make_pool, process
 
@@ -32,58 +29,51 @@ LONG_S = 3600.0
 ROUTER = RouterSettings(node="", zone="", lost_after_s=LONG_S, check_after_s=LONG_S, no_workers_wait_s=0.0)
 
 
-class Site:
-    """What one test runs, and somebody who listens to all of it."""
+class WatchedRig(ServerRig):
+    """With somebody who listens to all of it."""
 
-    def __init__(self, url: str, namespace: str, stack: contextlib.AsyncExitStack) -> None:
-        self.url = url
-        self.names = Names(namespace)
-        self.stack = stack
+    def __init__(self, url: str, namespace: str) -> None:
+        super().__init__(url, namespace)
         self.seen: set[str] = set()
-
-    async def bus(self, name: str) -> NatsBus:
-        bus = await connect_bus(ConnectionSettings.from_url(self.url), name=name)
-        self.stack.push_async_callback(bus.close)
-        return bus
 
     async def watch(self) -> None:
         bus = await self.bus("watcher")
         await bus.subscribe(f"{self.names.namespace}.>", lambda message: self.seen.add(message.subject))
         await bus.flush()
 
-    async def worker(self, name: str) -> Worker:
-        settings = WorkerSettings(id=name, node=name, heartbeat_ttl_s=600.0)
-        worker = Worker(make_pool(), bus=await self.bus(name), names=self.names, settings=settings)
-        return await self.stack.enter_async_context(worker)
+    async def serve(self, name: str) -> Worker:
+        return await self.worker(name, make_pool(), heartbeat_ttl_s=600.0)
 
     async def kill(self, worker: Worker) -> None:
         """Its connection is gone, and the server knows."""
         self.stack.push_async_callback(worker.abort)
-        subject = self.names.worker(worker.id, Operation.STATS, worker.channel)
         await worker.bus.close()
-        bus = await self.bus("asks")
+        await self.until_gone(worker.id, worker.channel)
+
+    async def until_gone(self, worker: WorkerId, channel: str) -> None:
+        bus, subject = await self.bus("asks"), self.names.worker(worker, Operation.STATS, channel)
         await until_nobody_responds(lambda: bus.request(subject, timeout_s=0.5))
 
-    async def client(self) -> Client:
-        return await self.stack.enter_async_context(connect(self.url, namespace=self.names.namespace, settings=ROUTER))
+    async def connected(self) -> Client:
+        return await self.client(lost_after_s=LONG_S, check_after_s=LONG_S, no_workers_wait_s=0.0)
 
 
 @pytest.fixture
 def site_of(nats_url: str, namespace: str):
     @contextlib.asynccontextmanager
-    async def watched() -> AsyncIterator[Site]:
-        async with asyncio.timeout(PATIENCE_S), contextlib.AsyncExitStack() as stack:
-            site = Site(nats_url, namespace, stack)
-            await site.watch()
-            yield site
+    async def watched() -> AsyncIterator[WatchedRig]:
+        rig = WatchedRig(nats_url, namespace)
+        async with asyncio.timeout(PATIENCE_S), rig.stack:
+            await rig.watch()
+            yield rig
 
     return watched
 
 
 async def test_a_selection_whose_worker_has_gone_is_dispatched_elsewhere(site_of) -> None:
     async with site_of() as site:
-        workers = {f"images.{name}": await site.worker(name) for name in ("w1", "w2")}
-        client = await site.client()
+        workers = {f"images.{name}": await site.serve(name) for name in ("w1", "w2")}
+        client = await site.connected()
         async with client.choose_worker("images") as selection:
             gone = workers.pop(selection.worker)
             await site.kill(gone)
@@ -103,18 +93,17 @@ async def test_the_same_when_it_was_killed(nats_url: str, namespace: str, forks:
         process(forks, SERVER, nats_url, namespace, "w2", says="serving") as two,
     ):
         processes = {"images.w1": one, "images.w2": two}
-        client, bus = await site.client(), await site.bus("asks")
+        client = await site.connected()
         async with client.choose_worker("images") as selection:
             killed = next(each for each in await client.workers("images") if each.name == selection.worker)
             processes.pop(selection.worker).kill()
-            subject = site.names.worker(WorkerId.parse(killed.name), Operation.STATS, killed.registration.channel)
-            await until_nobody_responds(lambda: bus.request(subject, timeout_s=0.5))
+            await site.until_gone(WorkerId.parse(killed.name), killed.registration.channel)
             assert await client.dispatch(selection, "nap", 0) == "done"
 
 
 async def test_a_call_to_a_pool_whose_workers_have_gone_is_known_not_to_have_started(site_of) -> None:
     async with site_of() as site:
-        worker, client = await site.worker("w1"), await site.client()
+        worker, client = await site.serve("w1"), await site.connected()
         assert await client.call("images.who") == "w1"
         await site.kill(worker)
         with pytest.raises(GanglineError) as caught:
@@ -124,7 +113,7 @@ async def test_a_call_to_a_pool_whose_workers_have_gone_is_known_not_to_have_sta
 
 async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site_of) -> None:
     async with site_of() as site:
-        workers = [await site.worker(name) for name in ("w1", "w2")]
+        workers = [await site.serve(name) for name in ("w1", "w2")]
         gateway = Gateway(await site.bus("gateway"), names=site.names, router_settings=ROUTER)
         await site.stack.enter_async_context(gateway)
         bus, subject = await site.bus("outside"), site.names.call("images", "who")
@@ -139,14 +128,14 @@ async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site_of) 
 
 async def test_a_gang_that_is_asked_for_while_nobody_leads_is_refused_at_once(site_of) -> None:
     async with site_of() as site:
-        await site.worker("w1")
-        client = await site.client()
+        await site.serve("w1")
+        client = await site.connected()
         with pytest.raises(NoCoordinator):
             async with client.gang(pool="images", size=1):
                 pass
 
 
-async def dispatcher(site: Site, name: str) -> Dispatcher:
+async def dispatcher(site: WatchedRig, name: str) -> Dispatcher:
     settings = DispatcherSettings(frozen_after_s=60.0, grace_s=0.0)
     made = Dispatcher(await site.bus(name), names=site.names, name=name, settings=settings, router_settings=ROUTER)
     return await site.stack.enter_async_context(made)
@@ -154,7 +143,7 @@ async def dispatcher(site: Site, name: str) -> Dispatcher:
 
 async def test_a_job_whose_dispatcher_has_gone_is_looked_for_in_the_stream(site_of) -> None:
     async with site_of() as site:
-        client, only = await site.client(), await dispatcher(site, "d1")
+        client, only = await site.connected(), await dispatcher(site, "d1")
         job = await client.submit("images.who")
         await until(lambda: "images" in only.queues)
         await only.stop()
@@ -165,8 +154,8 @@ async def test_a_job_whose_dispatcher_has_gone_is_looked_for_in_the_stream(site_
 
 async def test_the_queue_of_a_dispatcher_that_has_gone_is_taken_over(site_of) -> None:
     async with site_of() as site:
-        await site.worker("w1")
-        client, first = await site.client(), await dispatcher(site, "d1")
+        await site.serve("w1")
+        client, first = await site.connected(), await dispatcher(site, "d1")
         assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
         second = await dispatcher(site, "d2")
         await first.bus.close()  # all at once, as of a killed process

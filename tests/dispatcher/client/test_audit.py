@@ -17,6 +17,7 @@ from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordin
 from gangline.schemas.wire.codec import from_json
 
 from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
+from ...support.rows import over
 from ...waiting import PATIENCE_S
 
 
@@ -201,7 +202,7 @@ OPERATOR_FUNCTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [Client, SyncClient])
+@over("kind", [Client, SyncClient])
 def test_each_function_of_operators_takes_a_reason(kind: type) -> None:
     functions = [name for name in dir(kind) if not name.startswith("_") and isfunction(getattr(kind, name))]
     taking = {name for name in functions if "reason" in signature(getattr(kind, name)).parameters}

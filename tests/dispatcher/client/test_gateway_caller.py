@@ -31,10 +31,11 @@ from gangline.schemas.wire import codec, headers
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.rows import over
 from ...waiting import until
 
 
-class Site:
+class BehindGateway:
     """A worker, a gateway, and a client that calls through it."""
 
     def __init__(self, running: Any, gateway: Gateway, bus: MemoryBus, client: Client) -> None:
@@ -101,7 +102,7 @@ def make_pool(told: list[Any]) -> Pool:
 
 
 @contextlib.asynccontextmanager
-async def site(settings: RouterSettings | None = None, **gateway_settings: Any) -> AsyncIterator[Site]:
+async def site(settings: RouterSettings | None = None, **gateway_settings: Any) -> AsyncIterator[BehindGateway]:
     told: list[Any] = []
     running = cluster(make_pool(told))
     async with running:
@@ -111,7 +112,7 @@ async def site(settings: RouterSettings | None = None, **gateway_settings: Any) 
         ) as gateway:
             bus = hub.connect("shop")
             async with Client(bus, names=names, settings=settings, gateway=True) as client:
-                made = Site(running, gateway, bus, client)
+                made = BehindGateway(running, gateway, bus, client)
                 made.told = told
                 yield made
 
@@ -353,7 +354,7 @@ async def test_a_stream_is_never_asked_for_elsewhere_than_at_a_gateway():
         assert asked == []
 
 
-@pytest.mark.parametrize("body", [{"a": 1}, [], [[1]], [[1], {}, {}], [{}, []], [[1], {2: 3}], None, 7])
+@over("body", [{"a": 1}, [], [[1]], [[1], {}, {}], [{}, []], [[1], {2: 3}], None, 7])
 def test_arguments_of_both_kinds_are_a_list_and_an_object(body: Any):
     with pytest.raises(InvalidRequest):
         PlainRequest.parse(body, {headers.ARGUMENTS: "both"}, 30.0)
@@ -363,12 +364,12 @@ def test_arguments_of_both_kinds_are_a_list_and_an_object(body: Any):
         PlainRequest.parse([], {headers.ARGUMENTS: "neither"}, 30.0)
 
 
-@pytest.mark.parametrize(("text", "most"), [("true", 64), ("no", 0), ("1", 1), ("1000", 1000)])
+@over("text, most", [("true", 64), ("no", 0), ("1", 1), ("1000", 1000)])
 def test_the_number_of_items_of_an_answer(text: str, most: int):
     assert PlainRequest.parse(None, {headers.STREAM: text}, 30.0).most == most
 
 
-@pytest.mark.parametrize("text", ["", "x", "1001", "-1", "1.5", "9" * 5000, "\u0661"])
+@over("text", ["", "x", "1001", "-1", "1.5", "9" * 5000, "\u0661"])
 def test_a_number_of_items_that_cannot_be_is_refused(text: str):
     with pytest.raises(InvalidRequest, match="Gangline-Stream"):
         PlainRequest.parse(None, {headers.STREAM: text}, 30.0)

@@ -30,6 +30,7 @@ from gangline.schemas.names import GangOperation
 from gangline.worker.context.task_context import GangContext
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
+from ...support.rows import over
 
 # -- acquiring and releasing --------------------------------------------------------------------------------------
 
@@ -379,7 +380,11 @@ async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: Gang
         assert gang.lost is not None
 
 
-async def _started_at_the_second_try(rig: GangRig, restart: str) -> None:
+@over("restart", ["restart_gang", "restart_member"])
+@on_gang_rig()
+async def test_a_member_that_did_not_start_this_time_is_no_failure_of_a_run_with_retries(
+    rig: GangRig, restart: str
+) -> None:
     tried = []
     pool = pool_of(rig.probe)
 
@@ -394,16 +399,6 @@ async def _started_at_the_second_try(rig: GangRig, restart: str) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", restart=restart) as gang:
         results = await gang.options(retries=1).run("who")
         assert [result[:2] for result in results] == [[0, 2], [1, 2]] and gang.generation == 2
-
-
-@on_gang_rig()
-async def test_a_member_that_did_not_start_this_time_is_no_failure_of_a_run_with_retries(rig: GangRig) -> None:
-    await _started_at_the_second_try(rig, "restart_gang")
-
-
-@on_gang_rig()
-async def test_nor_is_it_where_members_are_replaced_one_by_one(rig: GangRig) -> None:
-    await _started_at_the_second_try(rig, "restart_member")
 
 
 @on_gang_rig()

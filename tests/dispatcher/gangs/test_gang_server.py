@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sysconfig
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import GangImpossible, GanglineError, GangRestarted, NoWorkers, WorkerLost
+from gangline.schemas.errors.base import GangImpossible, GangRestarted, NoWorkers, WorkerLost
 from gangline.schemas.messages.gangs import GangEvent
 from gangline.schemas.names import Names
-from gangline.schemas.records.gangs import GangRecord, GangState
 
 from ...processes import ForkedProcess, ForkServer
 from ...scale import repetitions
@@ -36,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 POOL = "tests.support.modules.gang_pool:pool"
 
 
-class Site:
+class GangProcesses:
     """Processes of one test."""
 
     def __init__(self, url: str, namespace: str, forks: ForkServer) -> None:
@@ -94,9 +92,9 @@ async def granted(acquire: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.fixture
-def site(nats_url: str, namespace: str, forks: ForkServer) -> Iterator[Site]:
+def site(nats_url: str, namespace: str, forks: ForkServer) -> Iterator[GangProcesses]:
     """With a coordinator, and no worker so far."""
-    made = Site(nats_url, namespace, forks)
+    made = GangProcesses(nats_url, namespace, forks)
     try:
         made.start("coordinator", "coordinator")
         yield made
@@ -123,7 +121,7 @@ def worker_of(member: Any) -> str:
     return str(member.worker.partition(".")[2])
 
 
-async def test_a_gang_counts_words_and_gathers_the_counts(site: Site) -> None:
+async def test_a_gang_counts_words_and_gathers_the_counts(site: GangProcesses) -> None:
     async with site.connected("w1", "w2", "w3") as client:
         paths = files()
         async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
@@ -134,7 +132,7 @@ async def test_a_gang_counts_words_and_gathers_the_counts(site: Site) -> None:
         assert results[1:] == [{"": sum(expected.values())}] * 3
 
 
-async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: Site, tmp_path: Path) -> None:
+async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: GangProcesses, tmp_path: Path) -> None:
     async with site.connected("w1", "w2", "w3") as client:
         go = tmp_path / "go"
         async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
@@ -162,7 +160,7 @@ async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: S
             assert kinds == ["torn_down", "restarting", "formed"]
 
 
-async def test_a_frozen_member_is_found_out(site: Site, tmp_path: Path) -> None:
+async def test_a_frozen_member_is_found_out(site: GangProcesses, tmp_path: Path) -> None:
     async with (
         site.connected("w1", "w2", "w3") as client,
         client.gang(pool="train", size=2, strategy="spread", deadline_s=PATIENCE_S) as gang,
@@ -186,26 +184,6 @@ async def test_a_frozen_member_is_found_out(site: Site, tmp_path: Path) -> None:
             await events.aclose()
 
 
-async def test_two_gangs_of_2_on_3_slots_run_one_after_the_other(site: Site) -> None:
-    site.worker("w2", "--slots", "1")
-    async with site.connected("w1") as client:
-        await granted(lambda: one_on_each(client, 2))
-        at_once = most = 0
-
-        async def one(number: int) -> list[list[int]]:
-            nonlocal at_once, most
-            async with client.gang(pool="train", size=2, deadline_s=PATIENCE_S) as gang:
-                at_once += 1
-                most = max(most, at_once)
-                results = await gang.run("where")
-                at_once -= 1
-                return results
-
-        results = await asyncio.gather(*(one(number) for number in range(repetitions(5, whole=20))))
-        assert most == 1
-        assert all([result[0] for result in each] == [0, 1] for each in results)
-
-
 OWNER = """
 import asyncio, sys, gangline
 
@@ -219,7 +197,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_dead_owner_leaves_nothing_behind(site: Site) -> None:
+async def test_a_dead_owner_leaves_nothing_behind(site: GangProcesses) -> None:
     async with site.connected("w1") as client, contextlib.AsyncExitStack() as stack:
         ended: dict[str, str] = {}
 
@@ -244,57 +222,7 @@ async def test_a_dead_owner_leaves_nothing_behind(site: Site) -> None:
         assert ended[gang_id].startswith("owner_lost")
 
 
-async def test_a_standing_set_serves_and_loses_only_what_ran_on_the_dead_gang(site: Site) -> None:
-    async with site.connected("w1", "w2", "w3", "w4") as client:
-        kv = await client.router.ledger()
-        names = Names(site.namespace)
-        await kv.put("gangset.llm", b'{"gangs": 3, "gang": {"pool": "train", "size": 2, "strategy": "spread"}}')
-        served: Counter[tuple[int, int]] = Counter()
-        """By caller, and by process that served it."""
-        errors: list[GanglineError] = []
-        done = asyncio.Event()
-
-        async def formed() -> list[GangRecord]:
-            records = [GangRecord.model_validate_json(each.value) for each in await kv.entries(names.gang_key())]
-            return [each for each in records if each.gangset == "llm" and each.state is GangState.FORMED]
-
-        async def all_stand(without: str = "") -> bool:
-            found = await formed()
-            lost = [each for each in found if without in {seat.worker for seat in each.seats}]
-            return len(found) == len(standing(client)) == 3 and not lost
-
-        async def caller(number: int) -> None:
-            while not done.is_set():
-                try:
-                    rank, _, pid = await client.options(timeout_s=PATIENCE_S).call("llm.where")
-                    assert rank == 0
-                    served[number, pid] += 1
-                except GanglineError as error:
-                    errors.append(error)
-                await asyncio.sleep(0.005)
-
-        def served_each() -> bool:
-            return all(sum(count for (who, _), count in served.items() if who == number) >= 20 for number in range(3))
-
-        with contextlib.suppress(GanglineError):
-            await client.call("llm.where")  # whoever asks for a set gets to know it
-        await until(all_stand)
-        callers = [asyncio.ensure_future(caller(number)) for number in range(3)]
-        await until(served_each)
-        hit = [each for each in await formed() if "w1" in {seat.worker for seat in each.seats}]
-        site.kill("w1")
-        await until(lambda: all_stand(without="w1"))
-        served.clear()
-        await until(served_each)
-        done.set()
-        await asyncio.gather(*callers)
-        lost = [str(error) for error in errors]
-        assert all("w1" in text or any(each.id in text for each in hit) for text in lost), lost
-        assert len(lost) <= 3 * len(hit), lost
-        assert len({pid for _, pid in served}) >= 2
-
-
-def test_plain_code_runs_gangs_too(site: Site) -> None:
+def test_plain_code_runs_gangs_too(site: GangProcesses) -> None:
     site.worker("w1")
     with connect_sync(site.url, namespace=site.namespace) as client:
 
@@ -315,7 +243,7 @@ def test_plain_code_runs_gangs_too(site: Site) -> None:
             pass
 
 
-async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: Site) -> None:
+async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: GangProcesses) -> None:
     async with site.connected("w1", "w2", "w3") as client:
         kv = await client.router.ledger()
         for route in ("rank0", "all"):

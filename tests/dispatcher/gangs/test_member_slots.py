@@ -24,37 +24,13 @@ from gangline.schemas.errors.base import (
 from gangline.schemas.messages.gangs import MemberCause, MemberReport
 from gangline.schemas.names import GangOperation
 
-from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
-
-PAIR = {"pool": "train", "size": 2, "strategy": "spread"}
-
-
-async def ready(rig: GangRig, name: str, gangs: int) -> None:
-    """Wait until the client knows so many gangs of a set."""
-    await until(lambda: rig.coordinator is not None and rig.coordinator.statistics().gangs.get("formed") == gangs)
-    await rig.client.router.sets.find(name, None)
-    await until(lambda: len(rig.gangs(name)) == gangs)
+from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
 
 
 async def another(rig: GangRig, name: str = "other") -> Client:
     client = Client(rig.hub.connect(name), names=rig.names, settings=RouterSettings(node="", zone=""))
     await client.start()
     return client
-
-
-async def balanced(rig: GangRig, name: str, client: Client | None = None, *, cut: str = "") -> None:
-    """Nothing is held or placed any more, at the router and at the workers."""
-    router = (client or rig.client).router
-    core = router.sets._sets[name].pool.core
-    core.check()
-    assert core.placed == 0 and core.waiting == 0, core
-    assert all(worker.own == 0 for worker in core.view.workers.values())
-    assert router.metrics.statistics()["reserved_slots"] == 0
-    assert router.statistics()["holds"] == 0
-    workers = [worker.core for known, worker in rig.workers.items() if known != cut]
-    for worker_core in workers:
-        worker_core.check()
-    await until(lambda: not any(core.load.running or any(s.busy for s in core.leases.values()) for core in workers))
 
 
 def subleases(rig: GangRig) -> int:
@@ -73,8 +49,7 @@ async def report(rig: GangRig, gang: str, rank: int, generation: int = 1) -> Non
 async def two_of_one_slot(rig: GangRig, **fields: Any) -> None:
     for number in (1, 2):
         await rig.worker(f"w{number}", pool_of(rig.probe, slots=1))
-    await rig.declare("llm", gangs=1, gang=PAIR, **fields)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR, **fields)
 
 
 # -- choose and dispatch ----------------------------------------------------------------------------------------------
@@ -82,8 +57,7 @@ async def two_of_one_slot(rig: GangRig, **fields: Any) -> None:
 
 @on_gang_rig("w1", "w2")
 async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.choose_worker("llm") as selection:
         assert (selection.pool, selection.endpoint, selection.slots) == ("llm", "llm", 1)
         assert selection.gang in rig.gangs("llm")
@@ -101,17 +75,16 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
     async with rig.client.choose_worker("llm"):
         pass  # left without a dispatch
     await until(lambda: subleases(rig) == 0)
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
 async def test_a_task_on_a_chosen_gang_that_raises_is_its_callers_error(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(TaskFailed, match="rank 0 has no luck"):
             await rig.client.dispatch(selection, "fail_on", 0)
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -124,8 +97,8 @@ async def test_a_chosen_slot_is_held_however_many_calls_come_and_however_long_it
         assert not any(call.done() for call in waiting)
         assert await rig.client.dispatch(selection, "who", "first") == [0, 2, 1, "first"]
     assert [(await call)[3] for call in waiting] == ["later", "later"]
-    await balanced(rig, "llm")
-    await balanced(rig, "llm", other)
+    await rig.settled("llm")
+    await rig.settled("llm", other)
     await other.close()
 
 
@@ -152,8 +125,8 @@ async def test_of_two_routers_that_choose_the_last_slot_one_has_it_and_the_other
         rig.probe.started.clear()
         await asyncio.gather(use(rig.client), use(other))
         assert len(rig.probe.started) == 10 * (1 if route == "rank0" else 2)
-        await balanced(rig, "llm")
-        await balanced(rig, "llm", other)
+        await rig.settled("llm")
+        await rig.settled("llm", other)
         await other.close()
 
 
@@ -170,19 +143,18 @@ async def test_a_set_whose_calls_run_on_all_ranks_is_held_on_all_and_dispatched_
     async with rig.client.choose_worker("llm"):
         assert subleases(rig) == 2
     await until(lambda: subleases(rig) == 0)
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig()
 async def test_a_set_of_one_rank_answers_with_a_list_if_its_calls_run_on_all(rig: GangRig) -> None:
     await rig.worker("w1")
-    await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, route="all")
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang={"pool": "train", "size": 1}, route="all")
     async with rig.client.choose_worker("llm") as selection:
         assert await rig.client.dispatch(selection, "who", "x") == [[0, 1, 1, "x"]]
     async with rig.client.lease("llm") as lease:
         assert await lease.call("who", "x") == [[0, 1, 1, "x"]]
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -199,7 +171,7 @@ async def test_all_or_nothing_a_rank_that_does_not_answer_leaves_nothing_held(ri
     rig.hub.heal(rig.buses[silent])
     await asyncio.sleep(4)
     assert subleases(rig) == 0
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -214,14 +186,13 @@ async def test_cancelled_at_any_moment_while_choosing_nothing_stays_held(rig: Ga
         if not isinstance(chosen, BaseException):
             chosen.close()
         await until(lambda: subleases(rig) == 0)
-        await balanced(rig, "llm")
+        await rig.settled("llm")
     assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
 async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worker(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.options(timeout_s=60).choose_worker("llm") as selection:
         rig.cut(selection.worker.partition(".")[2])
         await until(lambda: selection.hold.trouble() is not None)
@@ -229,13 +200,12 @@ async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worke
         # Not idempotent: but it cannot have started, so it runs on the gang's next generation.
         rank, size, generation, word = await rig.client.options(timeout_s=60).dispatch(selection, "who", "x")
         assert (rank, size, word) == (0, 2, "x") and generation == 2
-    await balanced(rig, "llm", cut=selection.worker.partition(".")[2])
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", "w4", no_workers_wait_s=30.0)
 async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_there(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=2, gang=PAIR)
-    await ready(rig, "llm", 2)
+    await rig.stand("llm", gangs=2, gang=PAIR)
     client = rig.client.options(timeout_s=60, key="session-7")
     keys: list[str | None] = []
     place = rig.client.router.sets._sets["llm"].pool.place
@@ -255,15 +225,14 @@ async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_
                 moved_to, _ = await rig.client.options(timeout_s=60).dispatch(selection, "slow", 0.0)
                 assert moved_to == selection.gang
             assert (selection.gang, selection.worker) != (gang, chosen)
-        await ready(rig, "llm", 2)
+        await rig.ready("llm", 2)
     assert keys == ["session-7"] * 4, "the second choice had the key of the first"
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3")
 async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.choose_worker("llm") as selection:
         assert [item async for item in rig.client.stream(selection, "count", 3)] == [[0, 0], [0, 1], [0, 2]]
         with pytest.raises(SelectionUsed):
@@ -271,22 +240,21 @@ async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(InvalidArguments):
             await anext(rig.client.stream(selection, "count", "many"))
-    await balanced(rig, "llm")
+    await rig.settled("llm")
     await rig.declare("llm", gangs=1, gang=PAIR, route="all")
     await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(InvalidRequest, match="none of them can be streamed"):
             await anext(rig.client.stream(selection, "count", 3))
         assert len(await rig.client.dispatch(selection, "who")) == 2, "nothing was sent: the selection is still good"
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
 async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears_that_it_may_have_started(
     rig: GangRig,
 ) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR)
     client = rig.client.options(timeout_s=60)
     async with client.choose_worker("llm", move=False) as selection:
         assert selection.gang is not None
@@ -296,8 +264,8 @@ async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears
         with pytest.raises(WorkerLost) as caught:
             await task
         assert caught.value.may_have_started and len(rig.probe.started) == 1
-    await ready(rig, "llm", 1)
-    await balanced(rig, "llm")
+    await rig.ready("llm", 1)
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
@@ -309,8 +277,7 @@ async def test_a_task_under_way_on_a_chosen_gang_that_is_torn_down_is_repeated_o
         ("all", "once", WorkerLost),
     ):
         rig.probe.started.clear()
-        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-        await ready(rig, "llm", 1)
+        await rig.stand("llm", gangs=1, gang=PAIR, route=route)
         await until(lambda route=route: rig.client.router.sets._sets["llm"].record.route.value == route)
         client = rig.client.options(timeout_s=60)
         async with client.choose_worker("llm") as selection:
@@ -329,13 +296,12 @@ async def test_a_task_under_way_on_a_chosen_gang_that_is_torn_down_is_repeated_o
                 assert {generation for generation, _ in rig.probe.started} == {generation}
         await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
         await until(lambda: len(rig.gangs("llm")) == 1)
-        await balanced(rig, "llm")
+        await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
 async def test_a_gang_that_is_rolled_while_it_is_held_is_chosen_again(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang={**PAIR, "slots": 2}, retire_s=0.5)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang={**PAIR, "slots": 2}, retire_s=0.5)
     client = rig.client.options(timeout_s=60)
     async with client.choose_worker("llm") as selection, client.lease("llm") as lease:
         before = selection.gang
@@ -348,25 +314,23 @@ async def test_a_gang_that_is_rolled_while_it_is_held_is_chosen_again(rig: GangR
             await lease.call("who", "x")
     await until(lambda: before not in rig.gangs("llm"))
     await until(lambda: all(worker.core.load.running == 0 for worker in rig.workers.values()))
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
 async def test_a_gang_that_only_retires_still_takes_what_was_chosen(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR, retire_s=5)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR, retire_s=5)
     async with rig.client.choose_worker("llm") as selection:
         before = selection.gang
         await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, retire_s=5)
         await until(lambda: before not in rig.gangs("llm"))
         assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
 async def test_an_endpoint_whose_route_leads_to_a_set_chooses_its_gangs(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR)
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR)
     await rig.client.set_route("chat", {"to": {"llm": 1}})
     async with rig.client.choose_worker("chat.who") as selection:
         assert (selection.endpoint, selection.pool) == ("chat", "llm")
@@ -374,7 +338,7 @@ async def test_an_endpoint_whose_route_leads_to_a_set_chooses_its_gangs(rig: Gan
     async with rig.client.lease("chat") as lease:
         assert await lease.call("chat.who", "x") == [0, 2, 1, "x"]
         assert await lease.call("who", "y") == [0, 2, 1, "y"]
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", "w4")
@@ -393,20 +357,19 @@ async def test_who_waits_for_a_gang_to_choose_moves_to_another_set_with_the_rout
         assert second.pool == "llm-b"
         second.close()
     for name in ("llm-a", "llm-b"):
-        await balanced(rig, name)
+        await rig.settled(name)
     assert rig.client.statistics()["routes"]["traffic"]["llm"] == {"inside": {}, "waiting": 0}
 
 
 @on_gang_rig("w1", "w2", "w3", "w4")
 async def test_who_chooses_often_uses_all_gangs(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=4, gang=PAIR)
-    await ready(rig, "llm", 4)
+    await rig.stand("llm", gangs=4, gang=PAIR)
     held = [rig.client.choose_worker("llm") for _ in range(4)]
     chosen = [await each.__aenter__() for each in held]
     assert {selection.gang for selection in chosen} == set(rig.gangs("llm"))
     for each in held:
         await each.__aexit__(None, None, None)
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------
@@ -414,8 +377,7 @@ async def test_who_chooses_often_uses_all_gangs(rig: GangRig) -> None:
 
 @on_gang_rig("w1", "w2")
 async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang={**PAIR, "slots": 2})
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang={**PAIR, "slots": 2})
     async with rig.client.lease("llm", slots=2, wait=False) as lease:
         assert (lease.slots, lease.pool, lease.gang) == (2, "llm", rig.gangs("llm")[0])
         assert subleases(rig) == 2
@@ -427,14 +389,14 @@ async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> N
         assert [item async for item in lease.stream("count", 3)] == [[0, 0], [0, 1], [0, 2]]
         assert lease.lost is None and lease.used == 0
     await until(lambda: subleases(rig) == 0)
-    await balanced(rig, "llm")
+    await rig.settled("llm")
     with pytest.raises(Saturated):
         async with rig.client.lease("llm", slots=3):
             pass
     with pytest.raises(InvalidRequest, match="standing set"):
         async with rig.client.lease("llm", ledger="sync"):
             pass
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -454,15 +416,14 @@ async def test_a_lease_on_all_ranks_runs_its_tasks_on_all(rig: GangRig) -> None:
         hurry.cancel()
         assert await lease.call("who") == [[0, 2, 1, ""], [1, 2, 1, ""]], "the slots come back when it has stopped"
     await until(lambda: subleases(rig) == 0)
-    await balanced(rig, "llm")
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
 async def test_a_lease_outlives_its_time_to_live_while_it_is_held_and_ends_by_it_when_its_holder_vanished(
     rig: GangRig,
 ) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR, route="all")
     other = await another(rig)
     async with rig.client.lease("llm", ttl_s=2) as lease:
         await asyncio.sleep(10)
@@ -472,7 +433,7 @@ async def test_a_lease_outlives_its_time_to_live_while_it_is_held_and_ends_by_it
     rig.hub.kill(other.router.bus)
     await until(lambda: subleases(rig) == 0, 5)
     assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
-    await balanced(rig, "llm")
+    await rig.settled("llm")
     await other.close()
 
 
@@ -482,8 +443,7 @@ async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_
 ) -> None:
     for route in ("rank0", "all"):
         rig.probe.started.clear()
-        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-        await ready(rig, "llm", 1)
+        await rig.stand("llm", gangs=1, gang=PAIR, route=route)
         await until(lambda route=route: rig.client.router.sets._sets["llm"].record.route.value == route)
         async with rig.client.lease("llm") as lease:
             assert lease.gang is not None
@@ -499,7 +459,7 @@ async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_
             assert len(rig.probe.started) == (1 if route == "rank0" else 2)
         await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
         await until(lambda: len(rig.gangs("llm")) == 1)
-        await balanced(rig, "llm")
+        await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", no_workers_wait_s=30.0)
@@ -518,8 +478,7 @@ async def test_a_lease_whose_member_was_killed_is_lost_before_the_coordinator_sa
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
 async def test_a_lease_on_a_survivor_goes_on_in_the_next_generation(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang={**PAIR, "restart": "restart_member"})
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang={**PAIR, "restart": "restart_member"})
     async with rig.client.lease("llm") as lease:
         assert lease.gang is not None
         (formation,) = rig.client.router.sets._sets["llm"]._formations.values()
@@ -527,13 +486,12 @@ async def test_a_lease_on_a_survivor_goes_on_in_the_next_generation(rig: GangRig
         rig.cut(cut)
         await until(lambda: lease.hold.formation.generation == 2)
         assert await lease.call("who", "x") == [0, 2, 2, "x"]
-    await balanced(rig, "llm", cut=cut)
+    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
 async def test_closing_the_client_gives_back_what_is_held(rig: GangRig) -> None:
-    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
-    await ready(rig, "llm", 1)
+    await rig.stand("llm", gangs=1, gang=PAIR, route="all")
     other = await another(rig)
     await other.lease("llm").__aenter__()
     assert subleases(rig) == 2

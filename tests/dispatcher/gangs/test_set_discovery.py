@@ -59,7 +59,7 @@ class Diary:
         return told
 
 
-class Scene:
+class SetLedger:
     def __init__(self, hub: MemoryServer, kv: KeyValue, diary: Diary, feed: SetDiscovery) -> None:
         self.hub, self.kv, self.diary, self.feed = hub, kv, diary, feed
         self.bus = hub.connect("coordinator")
@@ -80,7 +80,7 @@ class Scene:
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
+async def scene() -> AsyncIterator[SetLedger]:
     hub = MemoryServer()
     bus = hub.connect("router")
     kv = await bus.bucket(NAMES.ledger_bucket, BucketSettings())
@@ -88,7 +88,7 @@ async def scene() -> AsyncIterator[Scene]:
     feed = feed_of(bus, kv, diary)
     await feed.informer.ready()
     try:
-        yield Scene(hub, await hub.connect("operator").bucket(NAMES.ledger_bucket, BucketSettings()), diary, feed)
+        yield SetLedger(hub, await hub.connect("operator").bucket(NAMES.ledger_bucket, BucketSettings()), diary, feed)
     finally:
         await feed.informer.stop()
 
@@ -100,7 +100,7 @@ def feed_of(bus: Bus, kv: KeyValue, diary: Diary) -> SetDiscovery:
     return SetDiscovery(bus, ledger, NAMES, diary, resync_s=RESYNC_S)
 
 
-async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: Scene) -> None:
+async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: SetLedger) -> None:
     await scene.declare("llm", gangs=3)
     await scene.record("llm-1")
     await scene.record("job", gangset=None)
@@ -110,13 +110,13 @@ async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: Scene) -> None:
     assert scene.diary.take() == [("declared", "llm", 3), ("seen", "llm-1", 1, "formed")]
 
 
-async def test_without_sets_no_gang_is_read(scene: Scene) -> None:
+async def test_without_sets_no_gang_is_read(scene: SetLedger) -> None:
     await scene.record("job", gangset=None)
     await scene.feed.informer.refresh()
     assert scene.diary.take() == []
 
 
-async def test_what_is_written_to_a_set_is_looked_up(scene: Scene) -> None:
+async def test_what_is_written_to_a_set_is_looked_up(scene: SetLedger) -> None:
     await scene.declare("llm", gangs=2)
     await turns()
     assert scene.diary.take() == [("declared", "llm", 2)]
@@ -142,7 +142,7 @@ class LateLedger:
 
 @pytest.mark.parametrize(("looks", "found"), [(3, True), (1000, False)])
 async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_while(
-    scene: Scene, looks: int, found: bool
+    scene: SetLedger, looks: int, found: bool
 ) -> None:
     late, diary = LateLedger(scene.kv, looks), Diary()
     feed = feed_of(scene.bus, late, diary)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_whi
     await feed.informer.stop()
 
 
-async def test_a_formed_gang_is_looked_up_and_so_is_its_set_if_that_is_new(scene: Scene) -> None:
+async def test_a_formed_gang_is_looked_up_and_so_is_its_set_if_that_is_new(scene: SetLedger) -> None:
     record = GangSetRecord.model_validate(SET)
     store_unseen(scene.hub, NAMES.ledger_bucket, NAMES.gangset_key("llm"), record.model_dump_json().encode())
     await scene.record("llm-1")
@@ -166,7 +166,7 @@ async def test_a_formed_gang_is_looked_up_and_so_is_its_set_if_that_is_new(scene
     assert scene.diary.take() == [("seen", "llm-1", 1, "formed")]
 
 
-async def test_what_must_not_be_used_any_more_is_told_at_once(scene: Scene) -> None:
+async def test_what_must_not_be_used_any_more_is_told_at_once(scene: SetLedger) -> None:
     await scene.tell(GangEventKind.RETIRING, "llm-1")
     await scene.tell(GangEventKind.MEMBER_LOST, "llm-1")
     await scene.tell(GangEventKind.TORN_DOWN, "llm-1", reason="crashed")
@@ -183,7 +183,7 @@ async def test_what_must_not_be_used_any_more_is_told_at_once(scene: Scene) -> N
     ]
 
 
-async def test_what_is_missing_once_may_come_back_and_what_is_missing_twice_is_gone(scene: Scene) -> None:
+async def test_what_is_missing_once_may_come_back_and_what_is_missing_twice_is_gone(scene: SetLedger) -> None:
     await scene.declare("llm")
     await scene.record("llm-1")
     await scene.feed.informer.refresh()
@@ -206,7 +206,7 @@ async def test_what_is_missing_once_may_come_back_and_what_is_missing_twice_is_g
     assert ("vanished", "llm-1") in scene.diary.take()
 
 
-async def test_a_pull_that_fails_tells_nothing(scene: Scene) -> None:
+async def test_a_pull_that_fails_tells_nothing(scene: SetLedger) -> None:
     await scene.declare("llm")
     await scene.feed.informer.refresh()
     scene.diary.take()
@@ -217,7 +217,7 @@ async def test_a_pull_that_fails_tells_nothing(scene: Scene) -> None:
     scene.hub.storage_back()
 
 
-async def test_what_cannot_be_read_changes_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_read_changes_nothing(scene: SetLedger, caplog: pytest.LogCaptureFixture) -> None:
     await scene.declare("llm", gangs=2)
     await turns()
     scene.diary.take()

@@ -10,7 +10,7 @@ from gangline.schemas.errors.base import NoWorkers, QueueFull
 
 from ...support.dispatcher.fakes import Rig, on_rig
 
-MOST = 20
+MOST = 5
 
 
 async def unknown(rig: Rig, name: str) -> type[Exception]:

@@ -81,14 +81,14 @@ async def test_an_endpoint_without_a_route_is_its_pool_and_found_by_one_look(rig
 async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> None:
     await crew(rig, "v1", "v2", slots=1000)
     await set_route(rig, "e", {"to": {"v1": 90, "v2": 10}})
-    counted = Counter(await asyncio.gather(*(call(rig) for _ in range(2000))))
-    assert abs(counted["v2"] - 200) < bound(2000, 0.1), counted
+    counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
+    assert abs(counted["v2"] - 50) < bound(500, 0.1), counted
     await set_route(rig, "e", {"to": {"v1": 1, "v2": 1}})
-    counted = Counter(await asyncio.gather(*(call(rig) for _ in range(2000))))
-    assert abs(counted["v2"] - 1000) < bound(2000, 0.5), counted
+    counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
+    assert abs(counted["v2"] - 250) < bound(500, 0.5), counted
     requests = rig.router.metrics._requests.now()
     assert {key for key, number in requests if number} == {("e", "v1"), ("e", "v2")}
-    assert sum(number for _, number in requests) == 4000
+    assert sum(number for _, number in requests) == 1000
 
 
 @on_rig()

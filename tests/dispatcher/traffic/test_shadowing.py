@@ -31,12 +31,12 @@ async def test_each_shadow_has_a_draw_of_its_own(rig: Rig) -> None:
     await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s1": 50, "s2": 10}})
     await opened(rig)
     s1.heard.clear(), s2.heard.clear()
-    for _ in range(40):
+    for _ in range(20):
         assert await asyncio.gather(*(rig.client.call("e.echo", number) for number in range(50))) == ["v1"] * 50
     await asyncio.sleep(1)
     heard = [[tuple(frame[3]) for frame in worker.heard_of(RequestOp.TASK)] for worker in (s1, s2)]
-    assert abs(len(heard[0]) - 1000) < bound(2000, 0.5)
-    assert abs(len(heard[1]) - 200) < bound(2000, 0.1)
+    assert abs(len(heard[0]) - 500) < bound(1000, 0.5)
+    assert abs(len(heard[1]) - 100) < bound(1000, 0.1)
     both = counts(rig, "s1"), counts(rig, "s2")
     assert [each["ok"] for each in both] == [each["sent"] for each in both]
     rig.balanced("s1")
@@ -81,8 +81,15 @@ async def test_a_copy_is_sent_after_the_request_and_says_that_it_is_one(rig: Rig
     await asyncio.gather(first, second)
 
 
-@pytest.mark.parametrize("accident", ["never started", "silent", "full", "dead", "failing", "refusing", "cut off"])
-async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(accident: str) -> None:
+ACCIDENTS = ("never started", "silent", "full", "dead", "failing", "refusing", "cut off")
+
+
+async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it() -> None:
+    for accident in ACCIDENTS:
+        await requests_beside(accident)
+
+
+async def requests_beside(accident: str) -> None:
     @on_rig(max_shadows=5)
     async def body(rig: Rig) -> None:
         def misbehave(worker: FakeWorker, frame: Frame) -> Any:
@@ -107,7 +114,7 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(a
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         for _ in range(10):
-            assert await asyncio.gather(*calls(rig, 20)) == ["v1"] * 20
+            assert await asyncio.gather(*calls(rig, 10)) == ["v1"] * 10
             await asyncio.sleep(1)
         assert loop.time() - began_at < 10.001  # virtual time: answers take none
         told = counts(rig, "s")
@@ -115,7 +122,7 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(a
         told = counts(rig, "s")
         match accident:
             case "never started" | "full":
-                assert told == {"dropped": 201}
+                assert told == {"dropped": 101}
             case "failing":
                 assert told["failed"] == told["sent"] > 0
             case "refusing":
@@ -124,7 +131,7 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(a
                 assert told["late"] == told["sent"] == 5
                 assert shadow is not None and len(shadow.heard_of(RequestOp.CANCEL)) == 5
             case _:
-                assert told["dropped"] > 150
+                assert told["dropped"] > 50
                 assert told["sent"] == sum(told.get(end, 0) for end in ("ok", "refused", "lost", "late"))
         core = rig.router.pools["s"].core if "s" in rig.router.pools else None
         assert core is None or core.waiting == 0

@@ -19,11 +19,12 @@ from gangline.schemas.records.routes import RouteEvent, RouteRecord
 from gangline.schemas.wire import codec
 
 from ...support.bus.buckets import pass_unstored, store_unseen
+from ...support.rows import over
 
 NAMES = Names("test")
 
 
-class Rig:
+class FollowedTable:
     """A hub, an operator who writes routes, and a table that follows them."""
 
     def __init__(self, **settings: Any) -> None:
@@ -54,8 +55,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig_of(**settings: Any) -> AsyncIterator[Rig]:
-    rig = Rig(**settings)
+async def rig_of(**settings: Any) -> AsyncIterator[FollowedTable]:
+    rig = FollowedTable(**settings)
     try:
         yield rig
     finally:
@@ -103,8 +104,8 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later() -
         assert rig.table.pools("resize") == {"resize": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
+@over(
+    "value, says",
     [
         (b"{not json", "JSON"),
         (b"[1, 2]", "write an object"),

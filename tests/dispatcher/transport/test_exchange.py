@@ -103,9 +103,9 @@ async def test_frames_share_a_message_only_as_long_as_the_worker_takes_all_their
     await rig.client.call("images.echo")
     before = worker.messages
     points = [[x, x] for x in range(100)]
-    answers = await asyncio.gather(*(rig.client.call("images.echo", points) for _ in range(1000)))
-    assert answers == [["w1", "echo"]] * 1000
-    assert worker.messages - before > 1000 * len(points) // codec.most_containers
+    answers = await asyncio.gather(*(rig.client.call("images.echo", points) for _ in range(250)))
+    assert answers == [["w1", "echo"]] * 250
+    assert worker.messages - before >= 250 * len(points) // codec.most_containers
     rig.balanced()
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
@@ -19,6 +19,9 @@ from gangline.worker.context.task_context import current_task
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
+
+PAIR: Final = {"pool": "train", "size": 2, "strategy": "spread"}
+"""A gang of two workers."""
 
 
 async def until(condition: Callable[[], object], limit_s: float = 100.0) -> None:
@@ -106,8 +109,11 @@ class GangRig:
         self.hub = MemoryServer()
         self.names = Names("test")
         self.probe = Probe()
+        self.pool = pool_of(self.probe)
+        """Served by every worker that is given no other: to describe its tasks takes longer than to start one."""
         self.workers: dict[str, Worker] = {}
         self.buses: dict[str, Any] = {}
+        self.killed: set[str] = set()
         self.coordinator: Coordinator | None = None
         self.bus = self.hub.connect("client")
         self.client = Client(
@@ -127,7 +133,7 @@ class GangRig:
         return self.coordinator
 
     async def worker(self, name: str, pool: Pool | None = None, **settings: Any) -> Worker:
-        pool = pool or pool_of(self.probe)
+        pool = pool or self.pool
         bus = self.hub.connect(name)
         self.buses[name] = bus
         worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
@@ -153,16 +159,43 @@ class GangRig:
             return []
         return [worker.id.worker for worker in routed.pool.core.view.workers.values() if worker.eligible]
 
+    async def stand(self, name: str, gangs: int, **fields: Any) -> None:
+        """Declare a set, and wait until the client knows so many gangs of it."""
+        await self.declare(name, gangs=gangs, **fields)
+        await self.ready(name, gangs)
+
+    async def ready(self, name: str, gangs: int) -> None:
+        coordinator = self.coordinator
+        await until(lambda: coordinator is not None and coordinator.statistics().gangs.get("formed") == gangs)
+        await self.client.router.sets.find(name, None)
+        await until(lambda: len(self.gangs(name)) == gangs)
+
+    async def settled(self, name: str, client: Client | None = None) -> None:
+        """Nothing of a set is held or placed any more, at the router and at the workers."""
+        router = (client or self.client).router
+        core = router.sets._sets[name].pool.core
+        core.check()
+        assert core.placed == 0 and core.waiting == 0, core
+        assert all(worker.own == 0 for worker in core.view.workers.values())
+        assert router.metrics.statistics()["reserved_slots"] == 0
+        assert router.statistics()["holds"] == 0
+        workers = [worker.core for known, worker in self.workers.items() if known not in self.killed]
+        for worker_core in workers:
+            worker_core.check()
+        await until(lambda: not any(core.load.running or any(s.busy for s in core.leases.values()) for core in workers))
+
     def cut(self, name: str) -> None:
         """Remove that process, as after SIGKILL."""
+        self.killed.add(name)
         self.hub.kill(self.buses[name])
 
     async def stop(self) -> None:
+        """The workers like a crash: to leave in order, one after the other, would tear gangs down and form others."""
         await self.client.close()
-        for worker in self.workers.values():
-            await worker.stop()
         if self.coordinator is not None:
             await self.coordinator.stop()
+        for worker in self.workers.values():
+            await worker.abort()
         for bus in self.buses.values():
             await bus.close()
 

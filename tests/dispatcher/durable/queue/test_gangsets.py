@@ -17,8 +17,8 @@ from gangline.schemas.errors.base import JobCancelled, JobDead
 from gangline.schemas.records.jobs import JobState
 from gangline.worker.pool.pool import Pool
 
-from ....support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
-from ...gangs.test_member_slots import PAIR, balanced, report, subleases
+from ....support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
+from ...gangs.test_member_slots import report, subleases
 
 WITHIN_S = 60
 
@@ -64,7 +64,7 @@ async def test_a_submitted_task_runs_on_rank_0_of_a_gang_and_its_result_is_kept(
         assert (info.state, info.attempts) == (JobState.DONE, 1)
         await until(lambda: subleases(rig) == 0)
         assert await rig.client.call("llm.who", "y") == [0, 2, 1, "y"], "nothing is kept that nobody uses"
-        await balanced(rig, "llm")
+        await rig.settled("llm")
 
 
 @on_gang_rig()

@@ -38,11 +38,11 @@ def consumer_of(namespace, **others):
     return ConsumerSettings(filter=f"{namespace}.task.>", **{"ack_wait_s": LONG_S, **others})
 
 
-@pytest.mark.parametrize("accident", ["restart", "kill"])
+@pytest.mark.parametrize("accident", ["restart", pytest.param("kill", marks=pytest.mark.long)])
 async def test_a_server_goes_and_comes_back_under_load_and_every_message_is_done_once(
     connect_to, nats_server, namespace, accident
 ):
-    number = repetitions(500, whole=1500)
+    number = repetitions(200, whole=1500)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream = await bus.stream(namespace, settings_of(namespace))
     source = await writer.stream(namespace, settings_of(namespace))
@@ -246,7 +246,7 @@ async def test_a_first_question_to_jetstream_that_nobody_hears_is_asked_again(
 
 
 async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace):
-    number = repetitions(200, whole=600)
+    number = repetitions(100, whole=600)
     settings = settings_of(namespace, retention=Retention.LIMITS)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream, source = await bus.stream(namespace, settings), await writer.stream(namespace, settings)

@@ -1,0 +1,50 @@
+"""Tables of trivial cases, in one test each."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def in_rows(names: str | tuple[str, ...], table: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Like `pytest.mark.parametrize`, but one case: the rows share their fixtures, and a failure names its row."""
+    columns = (names,) if isinstance(names, str) else tuple(names)
+    cases = [(row,) if isinstance(names, str) else tuple(row) for row in table]
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(test):
+
+            @functools.wraps(test)
+            async def run(**fixtures: Any) -> None:
+                for case in cases:
+                    with _named(columns, case):
+                        await test(**fixtures, **dict(zip(columns, case, strict=True)))
+
+        else:
+
+            @functools.wraps(test)
+            def run(**fixtures: Any) -> None:
+                for case in cases:
+                    with _named(columns, case):
+                        test(**fixtures, **dict(zip(columns, case, strict=True)))
+
+        signature = inspect.signature(test)
+        of_fixtures = [each for name, each in signature.parameters.items() if name not in columns]
+        run.__signature__ = signature.replace(parameters=of_fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+@contextmanager
+def _named(columns: tuple[str, ...], case: tuple[Any, ...]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(
+            "in the row " + ", ".join(f"{name}={value!r}" for name, value in zip(columns, case, strict=True))
+        )
+        raise

@@ -15,7 +15,7 @@ from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ...scale import repetitions
-from ...support.coordinator.rig import System
+from ...support.coordinator.rig import CoordinatorSystem
 from ...waiting import until
 
 LAST = 60
@@ -25,7 +25,7 @@ LAST = 60
 class Killer:
     """Ends the leader's process after its n-th step: a message that it sent, or a change that it made in the ledger."""
 
-    def __init__(self, system: System, hub: Any, step: int) -> None:
+    def __init__(self, system: CoordinatorSystem, hub: Any, step: int) -> None:
         self.hub = hub
         self.left = step
         self.armed = False
@@ -54,7 +54,7 @@ class Killer:
             asyncio.get_running_loop().call_soon(self.hub.kill, self.victim)
 
 
-async def workers(system: System, count: int = 2, slots: int = 2) -> list[Worker]:
+async def workers(system: CoordinatorSystem, count: int = 2, slots: int = 2) -> list[Worker]:
     made = []
     for number in range(count):
         name = f"w{number}"
@@ -71,7 +71,7 @@ async def workers(system: System, count: int = 2, slots: int = 2) -> list[Worker
     return made
 
 
-async def insist(system: System, operation: str, body: dict[str, Any], *, within_s: float = 60.0) -> Any:
+async def insist(system: CoordinatorSystem, operation: str, body: dict[str, Any], *, within_s: float = 60.0) -> Any:
     """Ask until somebody answers who leads; other errors are raised."""
     async with asyncio.timeout(within_s):
         while True:
@@ -87,7 +87,7 @@ def in_use(made: list[Worker]) -> int:
     return sum(worker.core.load.ongoing for worker in made)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(5, whole=1)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(13, whole=1)))
 async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
     made = await workers(system)
     first = await system.coordinator("first")
@@ -108,7 +108,7 @@ async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, h
     assert killer.struck
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(15, whole=2)))
 async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back(system, hub, step):
     made = await workers(system)
     first = await system.coordinator("first")
@@ -130,7 +130,7 @@ async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back
     await system.owner.release(again)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(15, whole=2)))
 async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither_twice(system, hub, step):
     made = await workers(system)
     first = await system.coordinator("first")

@@ -92,6 +92,12 @@ def texts(outlook: object) -> list[str]:
 def board() -> Board:
     board = Board()
     board.tick(NOW)
+    return board
+
+
+@pytest.fixture
+def with_gang(board: Board) -> Board:
+    """The gang `me` waits."""
     gang(board, "me", priority=3, state=GangState.QUEUED)
     return board
 
@@ -99,7 +105,8 @@ def board() -> Board:
 # -- gangs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(board):
+def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(with_gang):
+    board = with_gang
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=1)
@@ -122,7 +129,8 @@ def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_ha
         (1, RestartPolicy.RESTART_MEMBER, False),
     ],
 )
-def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(board, priority, restart, bounded):
+def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(with_gang, priority, restart, bounded):
+    board = with_gang
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=priority, restart=restart)
@@ -131,7 +139,8 @@ def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(board, prior
     assert (found.told["no_later_than_s"] is not None) is bounded
 
 
-def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board):
+def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(with_gang):
+    board = with_gang
     worker(board, "w4", drain_by=NOW + 30)
     board.take()
     why = GangWhyReply(id="me", step="queued", place=0, lacks=("no worker of pool 'p'",))
@@ -142,7 +151,8 @@ def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board):
     ]
 
 
-def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(board):
+def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(with_gang):
+    board = with_gang
     worker(board, "w4", drain_by=NOW + 30)
     asked = GangReply(id="new", state=GangState.QUEUED, step="queued", generation=0, size=1, ttl_s=15)
     board.answer_gangs([asked])
@@ -208,7 +218,6 @@ def job(*obstacles: JobObstacle, line: JobLine | None) -> JobWhyReply:
 
 
 def test_a_job_behind_slots_is_told_who_ends_when_what_is_before_it_and_which_workers_drain(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=2)
     worker(board, "w2", slots=1, used=1, drain_by=NOW + 20)
     own, away = lease(board, "w1", "own", slots=1), lease(board, "w1", "other", slots=1)
@@ -237,7 +246,6 @@ def test_a_job_behind_slots_is_told_who_ends_when_what_is_before_it_and_which_wo
 
 @pytest.mark.parametrize(("once", "bound_s"), [(True, 8.0), (False, 14.0)])
 def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, once, bound_s):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=2)
     own = lease(board, "w1", "own", slots=2)
     board.take()
@@ -256,7 +264,6 @@ def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, 
 
 @pytest.mark.parametrize("read", [False, True], ids=["not read", "read since the slots were counted"])
 def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_shows_them_so(board, read):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=0)
     board.take()
     own = lease(board, "w1", "own", slots=2) if read else "~unseen"
@@ -270,7 +277,6 @@ def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_sh
 
 
 def test_a_job_waits_for_leases_of_others_and_for_nobody_who_leaves(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1)
     worker(board, "w2", slots=1, used=1, drain_by=NOW + 20)
     id = lease(board, "w1", "other", ends_in_s=40.0)
@@ -282,7 +288,6 @@ def test_a_job_waits_for_leases_of_others_and_for_nobody_who_leaves(board):
 
 
 def test_a_job_whose_only_worker_drains_is_told_that(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1, drain_by=NOW + 20)
     board.take()
     nobody = JobObstacle(kind="no_workers", text="Pool 'p' has no worker.")
@@ -294,7 +299,8 @@ def test_a_job_whose_only_worker_drains_is_told_that(board):
     ]
 
 
-def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(board):
+def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(with_gang):
+    board = with_gang
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other")
     queue = QueueStats(
@@ -332,7 +338,6 @@ def one_runs(*, at_most_s: float | None = 30.0, once: bool = False) -> tuple[Lin
 
 
 def test_a_job_behind_a_key_is_told_when_its_turn_comes(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=1)
     board.take()
     turn = JobTurn(kind="key", running=one_runs(), line=JobLine(pool="p", method="go", running=one_runs()))
@@ -350,7 +355,6 @@ def test_a_job_behind_a_key_is_told_when_its_turn_comes(board):
 
 
 def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other", ends_in_s=40.0)
     board.take()
@@ -374,7 +378,6 @@ def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot
 def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_if_nothing_else_follows(
     board, turn, bounded, certain
 ):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=1)
     board.take()
     facts = {"kind": "key", "running": one_runs(), "line": JobLine(pool="p", method="go"), **turn}
@@ -384,7 +387,6 @@ def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_i
 
 
 def test_a_turn_behind_tasks_that_nothing_is_known_of_is_unknown(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=1)
     board.take()
     turn = JobTurn(kind="key", running=one_runs(at_most_s=None), line=JobLine(pool="p", method="go"))

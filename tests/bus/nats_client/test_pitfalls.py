@@ -17,7 +17,6 @@ from gangline.bus.port.bus import (
     KvOperation,
     KvWrite,
     NotPermitted,
-    Storage,
     StorageUnavailable,
 )
 from gangline.bus.settings.connection import ConnectionSettings
@@ -219,28 +218,6 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
     bus.publish(longest, b"x" * bus.max_payload, reply=longest)
     await got.count(1)
     assert events.items == []
-
-
-async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhile(
-    connect_to, nats_server, namespace, monkeypatch
-):
-    # The reconnect makes it look again.
-    monkeypatch.setattr("gangline.bus.jetstream.ordered_consumer._SILENCE_S", 3600.0)
-    bus = await connect_to(nats_server.url)
-    bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
-    seen = collect()
-    await bucket.watch("k.*", seen)
-    await bucket.put("k.before", b"1")
-    await seen.count(1)
-    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-    await seen.until(lambda entries: entries[-1].operation is GONE)  # a memory stream forgets
-    await bucket.put("k.after", b"1")
-    await seen.until(lambda entries: entries[-1].key == "k.after")
-    assert [(entry.key, entry.operation is GONE) for entry in seen.items] == [
-        ("k.before", False),
-        ("k.before", True),
-        ("k.after", False),
-    ]
 
 
 async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nats_url, namespace):

@@ -52,10 +52,10 @@ class WatchedRegistry:
         self.kv = await self.hub.connect("worker").bucket(NAMES.ledger_bucket, BucketSettings())
         self.bus = self.hub.connect("census")
         own = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
-        self.worker_registry = WorkerRegistry(own, NAMES, ServiceSettings(), logger_for("test"))
-        self.bus.on_connection(self.worker_registry.on_connection)
-        self.listener = self.worker_registry.listener = Audience()
-        await self.worker_registry.start()
+        self.registry = WorkerRegistry(own, NAMES, ServiceSettings(), logger_for("test"))
+        self.bus.on_connection(self.registry.on_connection)
+        self.listener = self.registry.listener = Audience()
+        await self.registry.start()
 
     async def register(self, **fields) -> None:
         await self.kv.put(NAMES.registration_key(W1), registration(**fields).model_dump_json().encode(), ttl_s=60)
@@ -74,7 +74,7 @@ async def watched():
     made = WatchedRegistry()
     await made.open()
     yield made
-    await made.worker_registry.stop()
+    await made.registry.stop()
 
 
 async def test_a_worker_is_seen_with_its_first_heartbeat_and_then_by_its_load(watched):
@@ -85,7 +85,7 @@ async def test_a_worker_is_seen_with_its_first_heartbeat_and_then_by_its_load(wa
     await watched.beat(running=2)
     await asyncio.sleep(0.1)
     assert watched.listener.told == [("seen", 1, False), ("load", 2)]
-    assert len(watched.worker_registry) == 1
+    assert len(watched.registry) == 1
 
 
 async def test_a_worker_that_wrote_its_heartbeat_first_is_looked_up(watched):
@@ -109,7 +109,7 @@ async def test_a_silent_worker_is_gone_when_its_key_has_expired(watched):
     while "gone" not in watched.listener.kinds():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert 1.5 < asyncio.get_running_loop().time() - began < 3.0
-    assert len(watched.worker_registry) == 0
+    assert len(watched.registry) == 0
     await watched.beat()
     await asyncio.sleep(0.1)
     assert watched.listener.kinds()[-1] == "seen"
@@ -127,7 +127,7 @@ async def test_a_worker_that_takes_its_key_back_is_gone_at_once(watched):
 async def test_nothing_is_kept_of_a_silent_worker_that_is_gone(watched, left):
     await watched.register()
     await watched.live(1)
-    worker_registry = watched.worker_registry
+    worker_registry = watched.registry
     if left:
         await watched.kv.delete(NAMES.alive_key(W1))
     worker_registry._silent.suspect(W1, "")
@@ -157,7 +157,7 @@ async def test_an_answer_counts_as_a_heartbeat(watched):
     await watched.live(1)
     for _ in range(16):
         await asyncio.sleep(0.5)
-        watched.worker_registry.heard(W1)
+        watched.registry.heard(W1)
     assert "gone" not in watched.listener.kinds()
 
 
@@ -166,7 +166,7 @@ async def test_an_outage_of_storage_ends_nobody(watched):
     await watched.live(1)
     for _ in range(16):
         await asyncio.sleep(0.5)
-        watched.worker_registry.outage()
+        watched.registry.outage()
     assert "gone" not in watched.listener.kinds()
     await asyncio.sleep(3.5)
     assert "gone" in watched.listener.kinds()
@@ -197,8 +197,8 @@ async def test_our_own_freeze_is_nobodys_silence(watched):
     await watched.register()
     await watched.live(1)
     # As after ten seconds without a turn of our loop.
-    watched.worker_registry._freeze.last_at -= 10
-    watched.worker_registry._entries[W1].heard_at -= 10
+    watched.registry._freeze.last_at -= 10
+    watched.registry._entries[W1].heard_at -= 10
     await watched.kv.delete("none")
     await watched.live(4)
     assert "gone" not in watched.listener.kinds()
@@ -207,8 +207,8 @@ async def test_our_own_freeze_is_nobodys_silence(watched):
 async def test_a_worker_that_nobody_answered_for_is_told_of_anew_by_its_next_heartbeat(watched):
     await watched.register()
     await watched.live(1)
-    watched.worker_registry.doubt(W1)
-    await watched.worker_registry.pull(asyncio.get_running_loop().time())
+    watched.registry.doubt(W1)
+    await watched.registry.pull(asyncio.get_running_loop().time())
     assert watched.listener.kinds() == ["seen"]
     await watched.beat()
     await asyncio.sleep(0.1)
@@ -219,19 +219,19 @@ async def test_a_reading_that_is_older_than_the_feed_takes_nothing_back(watched)
     await watched.register(epoch=2)
     await watched.beat(epoch=2)
     await asyncio.sleep(0.1)
-    watched.worker_registry.merge([(registration(epoch=1), 0)], [(W1, heartbeat(epoch=1))])
-    (facts,) = watched.worker_registry.living(set())
+    watched.registry.merge([(registration(epoch=1), 0)], [(W1, heartbeat(epoch=1))])
+    (facts,) = watched.registry.living(set())
     assert facts.epoch == 2
 
 
 async def test_only_workers_with_members_are_presumed_to_live_and_only_while_we_have_not_listened_long(watched):
     await watched.register()
     await asyncio.sleep(0.1)
-    assert watched.worker_registry.living(set()) == ()
-    assert len(watched.worker_registry.living({W1})) == 1
+    assert watched.registry.living(set()) == ()
+    assert len(watched.registry.living({W1})) == 1
     await asyncio.sleep(4)
     assert watched.listener.kinds() == ["gone"]
-    assert watched.worker_registry.living({W1}) == ()
+    assert watched.registry.living({W1}) == ()
 
 
 async def test_a_draining_worker_is_seen_as_such(watched):
@@ -246,15 +246,15 @@ async def test_what_cannot_be_read_is_left_out(watched):
     await watched.kv.put(NAMES.registration_key(W1), b"{}")
     await watched.kv.put(NAMES.alive_key(W1), b"nonsense")
     await watched.kv.put("reg.train", b"{}")
-    await watched.worker_registry.pull(asyncio.get_running_loop().time())
-    assert watched.listener.told == [] and len(watched.worker_registry) == 0
+    await watched.registry.pull(asyncio.get_running_loop().time())
+    assert watched.listener.told == [] and len(watched.registry) == 0
 
 
 async def test_a_pull_that_began_after_the_question_is_not_repeated(watched):
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    await watched.worker_registry.pull(asked_at)
+    await watched.registry.pull(asked_at)
     watched.hub.storage_down()
-    await watched.worker_registry.pull(asked_at)
+    await watched.registry.pull(asked_at)
     with pytest.raises(Exception, match="unavailable"):
-        await watched.worker_registry.pull(loop.time() + 1)
+        await watched.registry.pull(loop.time() + 1)

@@ -27,7 +27,7 @@ from ..scale import repetitions
 from ..support.rows import in_rows
 
 NOTHING = Durations({})
-EXAMPLES = settings(max_examples=repetitions(40, whole=100))
+EXAMPLES = settings(max_examples=repetitions(20, whole=100))
 
 
 def holder(worker: str, slots: int, ends_in_s: float | None = None, **others: object) -> SlotHolder:
@@ -217,7 +217,7 @@ def remainders(chance: random.Random, mean: float, spread: float, age_s: float, 
 
 
 DRAWS = 60
-WAITS, QUEUES = repetitions(1000, whole=2500), repetitions(400, whole=2500)
+WAITS, QUEUES = repetitions(1000, whole=2500), repetitions(250, whole=2500)
 KNOWN = repetitions(100, whole=400)
 
 

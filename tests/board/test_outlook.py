@@ -30,6 +30,7 @@ from gangline.schemas.records.jobs import JobState
 from gangline.schemas.records.workers import LEASE_SLACK_S, Heartbeat, LeaseRecord, MethodInfo, Registration
 
 from ..scale import repetitions
+from ..support.rows import in_rows
 
 NOW = 1_790_000_000.0
 NOTHING = Durations({})
@@ -119,7 +120,7 @@ def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_ha
     assert texts(found)[-1] == "p.w4 drains: its 4 slots do not come back, and it is gone in "
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("priority", "restart", "bounded"),
     [
         (1, RestartPolicy.RESTART_GANG, True),
@@ -364,7 +365,7 @@ def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot
     assert [step["in_s"] for step in found.told["because"]] == [30.0, 40.0 + LEASE_SLACK_S]  # type: ignore[attr-defined,union-attr]
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("turn", "bounded", "certain"),
     [
         ({}, True, True),

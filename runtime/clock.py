@@ -36,13 +36,15 @@ class TokenSource:
             os.register_at_fork(after_in_child=self._forget)
 
     def __call__(self) -> str:
-        at = self._at
-        if at >= len(self._text):
-            random_bytes = secrets.token_bytes(_BATCH * _STRIDE * 3 // 4)
-            self._text = binascii.b2a_base64(random_bytes, newline=False).translate(_ALPHABET).decode()
-            at = 0
-        self._at = at + _STRIDE
-        return self._text[at : at + _TOKEN_CHARS]
+        while True:
+            at = self._at
+            if at >= len(self._text):
+                random_bytes = secrets.token_bytes(_BATCH * _STRIDE * 3 // 4)
+                self._text = binascii.b2a_base64(random_bytes, newline=False).translate(_ALPHABET).decode()
+                at = 0
+            self._at = at + _STRIDE
+            if self._text[at] not in "-_":  # a command would take `-` for the beginning of an option
+                return self._text[at : at + _TOKEN_CHARS]
 
     def _forget(self) -> None:
         self._text, self._at = "", 0
@@ -81,7 +83,7 @@ class Environment:
     random: random.Random = field(default_factory=random.SystemRandom)
     """Draws for jitter and choices. Not for secrets."""
     token: Callable[[], str] = _token
-    """A new unguessable name of `[A-Za-z0-9_-]`, 22 characters."""
+    """A new unguessable name of `[A-Za-z0-9_-]`, 22 characters, of which the first is a letter or a digit."""
     port: Callable[[], int] = _free_port
     """A TCP port that is free now. Another process may take it before it is used."""
 

@@ -636,7 +636,7 @@ class GangClient:
         async def make() -> Gang:
             request = wanted.model_copy(
                 update={
-                    "id": wanted.id or self._ambient.token(),
+                    "id": wanted.id or f"g{self._ambient.token()}",
                     "owner_token": wanted.owner_token or self._ambient.token(),
                     "traceparent": wanted.traceparent or tracer.traceparent(),
                 }

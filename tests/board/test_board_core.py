@@ -21,6 +21,7 @@ from gangline.schemas.records.jobs import DeadReason, DispatcherEvent, JobEvent,
 from gangline.schemas.records.workers import Heartbeat, LeaseRecord, Registration
 
 from ..scale import repetitions
+from ..support.rows import in_rows
 
 NOW = 1_790_000_000.0
 
@@ -278,7 +279,7 @@ def test_a_queued_gang_waits_for_holders_with_their_ends():
     assert board.rows[Table.WAITS] == {}
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("fields", "route", "reason"),
     [
         ({}, None, "all 4 slots of its pools are in use"),
@@ -384,7 +385,7 @@ def test_jobs_and_dead_letters_are_listed():
     assert board.rows[Table.DEAD]["j2"]["reason"] == "failed"
 
 
-@pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"pool": 1}', b"\xff"])
+@in_rows("value", [b"", b"{", b"[]", b'{"pool": 1}', b"\xff"])
 def test_what_cannot_be_read_changes_nothing_else(value):
     board = Board()
     register(board, "w2")
@@ -490,7 +491,7 @@ def play(board, step):
             board.tick(NOW + seconds)
 
 
-@settings(max_examples=repetitions(150, whole=1500), deadline=None)
+@settings(max_examples=repetitions(50, whole=1500), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_deltas_lead_from_every_revision_to_the_present_snapshot(steps):
     board = Board()
@@ -508,7 +509,7 @@ def test_deltas_lead_from_every_revision_to_the_present_snapshot(steps):
         assert {t: r for t, r in rows.items() if r} == {t: r for t, r in board.rows.items() if r}
 
 
-@settings(max_examples=repetitions(150, whole=1500), deadline=None)
+@settings(max_examples=repetitions(50, whole=1500), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_a_board_depends_on_what_it_was_told_and_not_on_when_deltas_were_taken(steps):
     """Ended gangs aside, whose last row is the last one that was shown."""

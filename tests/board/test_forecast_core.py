@@ -8,7 +8,7 @@ from math import exp, inf
 from statistics import fmean, median, quantiles
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.board.forecast_core import (
@@ -23,7 +23,11 @@ from gangline.board.forecast_core import (
     forecast_job,
 )
 
+from ..scale import repetitions
+from ..support.rows import in_rows
+
 NOTHING = Durations({})
+EXAMPLES = settings(max_examples=repetitions(20, whole=100))
 
 
 def holder(worker: str, slots: int, ends_in_s: float | None = None, **others: object) -> SlotHolder:
@@ -92,6 +96,7 @@ missing_of = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 8)
 seen_of = st.dictionaries(st.sampled_from(["x", "y"]), st.lists(seconds, max_size=8))
 
 
+@EXAMPLES
 @given(missing_of, holders_of, seen_of)
 def test_an_estimate_is_never_above_the_bound_and_steps_are_in_the_order_of_time(missing, holders, seen):
     found = forecast(missing, holders, Durations(seen))
@@ -104,6 +109,7 @@ def test_an_estimate_is_never_above_the_bound_and_steps_are_in_the_order_of_time
         assert found.estimate_s is None
 
 
+@EXAMPLES
 @given(missing_of, holders_of, st.data())
 def test_a_holder_that_ends_earlier_never_makes_it_later(missing, holders, data):
     before = forecast(missing, holders, NOTHING).bound_s
@@ -211,13 +217,15 @@ def remainders(chance: random.Random, mean: float, spread: float, age_s: float, 
 
 
 DRAWS = 60
+WAITS, QUEUES = repetitions(1000, whole=2500), repetitions(250, whole=2500)
+KNOWN = repetitions(100, whole=400)
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.10])
 def test_in_simulated_histories_no_bound_is_broken_and_estimates_are_within_a_fifth(spread):
     chance = random.Random(f"when-{spread}")
     errors, bounds = Errors(), 0
-    for _ in range(2500):
+    for _ in range(WAITS):
         wait = SimulatedWait(chance, spread)
         found = forecast(wait.missing, wait.holders, Durations(wait.seen))
         real_s = wait.starts_in_s()
@@ -227,14 +235,14 @@ def test_in_simulated_histories_no_bound_is_broken_and_estimates_are_within_a_fi
         if found.estimate_s is not None:
             errors.add(found.estimate_s, real_s, fmean(wait.kinds.values()))
     print(f"gangs, spread {spread:.0%}: {bounds} bounds; errors of {len(errors.of_wait)} estimates: {errors}")
-    assert bounds > 200 and len(errors.of_wait) > 2000
+    assert bounds > 0.08 * WAITS and len(errors.of_wait) > 0.8 * WAITS
     assert errors.p90_of_task <= 0.20
 
 
 def test_an_estimate_for_a_gang_is_nearly_as_good_as_one_that_knows_the_distribution():
     chance = random.Random("when-known")
     errors, known = Errors(), Errors()
-    for _ in range(400):
+    for _ in range(KNOWN):
         wait = SimulatedWait(chance, 0.10)
         found = forecast(wait.missing, wait.holders, Durations(wait.seen))
         real_s, task_s = wait.starts_in_s(), fmean(wait.kinds.values())
@@ -285,7 +293,7 @@ def test_slots_of_others_count_from_when_their_leases_end():
     assert forecast_job(WaitingLine(holders=[holder("p.w", 1)]), NOTHING).bound_s is None
 
 
-@pytest.mark.parametrize(
+@in_rows(
     "line",
     [
         WaitingLine(leased=1, running=[running(at_most_s=5.0)], alone=False),
@@ -448,7 +456,7 @@ class SimulatedQueue:
 def test_in_simulated_queues_no_bound_is_broken_and_estimates_are_within_a_fifth(spread, drains):
     chance = random.Random(f"when-job-{spread}-{drains}")
     errors, tight, once = Errors(), list[float](), list[float]()
-    for _ in range(2500):
+    for _ in range(QUEUES):
         queue = SimulatedQueue(chance, spread, drains=drains)
         found = forecast_job(queue.line, Durations(queue.seen))
         real_s = queue.starts_in_s()
@@ -462,14 +470,14 @@ def test_in_simulated_queues_no_bound_is_broken_and_estimates_are_within_a_fifth
     medians = quantiles(tight, n=2)[0], quantiles(once, n=2)[0]
     print(f"jobs, spread {spread:.0%}, drains {drains}: {len(tight)} bounds, median {medians[0]:.2f} times the start,"
           f" {medians[1]:.2f} where tasks start once; errors of estimates: {errors}")  # fmt: skip
-    assert len(tight) > (50 if drains else 1000)
+    assert len(tight) > (0.02 if drains else 0.4) * QUEUES
     assert errors.p90_of_task <= 0.20
 
 
 def test_an_estimate_for_a_job_is_nearly_as_good_as_one_that_knows_the_distribution():
     chance = random.Random("when-job-known")
     errors, known = Errors(), Errors()
-    for _ in range(400):
+    for _ in range(KNOWN):
         queue = SimulatedQueue(chance, 0.10, drains=False)
         found, real_s, task_s = (
             forecast_job(queue.line, Durations(queue.seen)),
@@ -493,6 +501,7 @@ def test_an_estimate_for_a_job_is_nearly_as_good_as_one_that_knows_the_distribut
     assert errors.p90_of_task <= 1.25 * known.p90_of_task
 
 
+@EXAMPLES
 @given(
     st.lists(st.none() | st.floats(0, 1e4), max_size=6),
     st.lists(st.floats(0, 1e4), max_size=4),

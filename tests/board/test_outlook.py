@@ -29,8 +29,12 @@ from gangline.schemas.records.history import HistoryKind, HistoryRecord
 from gangline.schemas.records.jobs import JobState
 from gangline.schemas.records.workers import LEASE_SLACK_S, Heartbeat, LeaseRecord, MethodInfo, Registration
 
+from ..scale import repetitions
+from ..support.rows import in_rows
+
 NOW = 1_790_000_000.0
 NOTHING = Durations({})
+ROUNDS = repetitions(200, whole=1000)
 
 
 def worker(board: Board, name: str, *, slots: int = 4, used: int = 0, drain_by: float | None = None) -> None:
@@ -89,6 +93,12 @@ def texts(outlook: object) -> list[str]:
 def board() -> Board:
     board = Board()
     board.tick(NOW)
+    return board
+
+
+@pytest.fixture
+def with_gang(board: Board) -> Board:
+    """The gang `me` waits."""
     gang(board, "me", priority=3, state=GangState.QUEUED)
     return board
 
@@ -96,7 +106,8 @@ def board() -> Board:
 # -- gangs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(board):
+def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(with_gang):
+    board = with_gang
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=1)
@@ -109,7 +120,7 @@ def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_ha
     assert texts(found)[-1] == "p.w4 drains: its 4 slots do not come back, and it is gone in "
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("priority", "restart", "bounded"),
     [
         (1, RestartPolicy.RESTART_GANG, True),
@@ -119,7 +130,8 @@ def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_ha
         (1, RestartPolicy.RESTART_MEMBER, False),
     ],
 )
-def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(board, priority, restart, bounded):
+def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(with_gang, priority, restart, bounded):
+    board = with_gang
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=priority, restart=restart)
@@ -128,7 +140,8 @@ def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(board, prior
     assert (found.told["no_later_than_s"] is not None) is bounded
 
 
-def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board):
+def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(with_gang):
+    board = with_gang
     worker(board, "w4", drain_by=NOW + 30)
     board.take()
     why = GangWhyReply(id="me", step="queued", place=0, lacks=("no worker of pool 'p'",))
@@ -139,7 +152,8 @@ def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board):
     ]
 
 
-def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(board):
+def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(with_gang):
+    board = with_gang
     worker(board, "w4", drain_by=NOW + 30)
     asked = GangReply(id="new", state=GangState.QUEUED, step="queued", generation=0, size=1, ttl_s=15)
     board.answer_gangs([asked])
@@ -185,14 +199,14 @@ class SimulatedDrains:
 def test_in_simulated_drains_no_bound_is_broken():
     chance = random.Random("when-drains")
     bounds = 0
-    for _ in range(1000):
+    for _ in range(ROUNDS):
         wait = SimulatedDrains(chance)
         bound = gang_outlook(wait.board, wait.why, NOTHING, NOW).told["no_later_than_s"]
         if bound is not None:
             bounds += 1
             assert wait.starts_in_s() <= bound + 1e-3
-    print(f"gangs with drains: {bounds} bounds of 1000")
-    assert bounds > 200
+    print(f"gangs with drains: {bounds} bounds of {ROUNDS}")
+    assert bounds > 0.2 * ROUNDS
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -205,7 +219,6 @@ def job(*obstacles: JobObstacle, line: JobLine | None) -> JobWhyReply:
 
 
 def test_a_job_behind_slots_is_told_who_ends_when_what_is_before_it_and_which_workers_drain(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=2)
     worker(board, "w2", slots=1, used=1, drain_by=NOW + 20)
     own, away = lease(board, "w1", "own", slots=1), lease(board, "w1", "other", slots=1)
@@ -234,7 +247,6 @@ def test_a_job_behind_slots_is_told_who_ends_when_what_is_before_it_and_which_wo
 
 @pytest.mark.parametrize(("once", "bound_s"), [(True, 8.0), (False, 14.0)])
 def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, once, bound_s):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=2)
     own = lease(board, "w1", "own", slots=2)
     board.take()
@@ -253,7 +265,6 @@ def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, 
 
 @pytest.mark.parametrize("read", [False, True], ids=["not read", "read since the slots were counted"])
 def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_shows_them_so(board, read):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=0)
     board.take()
     own = lease(board, "w1", "own", slots=2) if read else "~unseen"
@@ -267,7 +278,6 @@ def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_sh
 
 
 def test_a_job_waits_for_leases_of_others_and_for_nobody_who_leaves(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1)
     worker(board, "w2", slots=1, used=1, drain_by=NOW + 20)
     id = lease(board, "w1", "other", ends_in_s=40.0)
@@ -279,7 +289,6 @@ def test_a_job_waits_for_leases_of_others_and_for_nobody_who_leaves(board):
 
 
 def test_a_job_whose_only_worker_drains_is_told_that(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1, drain_by=NOW + 20)
     board.take()
     nobody = JobObstacle(kind="no_workers", text="Pool 'p' has no worker.")
@@ -291,7 +300,8 @@ def test_a_job_whose_only_worker_drains_is_told_that(board):
     ]
 
 
-def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(board):
+def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(with_gang):
+    board = with_gang
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other")
     queue = QueueStats(
@@ -329,7 +339,6 @@ def one_runs(*, at_most_s: float | None = 30.0, once: bool = False) -> tuple[Lin
 
 
 def test_a_job_behind_a_key_is_told_when_its_turn_comes(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=1)
     board.take()
     turn = JobTurn(kind="key", running=one_runs(), line=JobLine(pool="p", method="go", running=one_runs()))
@@ -347,7 +356,6 @@ def test_a_job_behind_a_key_is_told_when_its_turn_comes(board):
 
 
 def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other", ends_in_s=40.0)
     board.take()
@@ -357,7 +365,7 @@ def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot
     assert [step["in_s"] for step in found.told["because"]] == [30.0, 40.0 + LEASE_SLACK_S]  # type: ignore[attr-defined,union-attr]
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("turn", "bounded", "certain"),
     [
         ({}, True, True),
@@ -371,7 +379,6 @@ def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot
 def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_if_nothing_else_follows(
     board, turn, bounded, certain
 ):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=1)
     board.take()
     facts = {"kind": "key", "running": one_runs(), "line": JobLine(pool="p", method="go"), **turn}
@@ -381,7 +388,6 @@ def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_i
 
 
 def test_a_turn_behind_tasks_that_nothing_is_known_of_is_unknown(board):
-    board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=1)
     board.take()
     turn = JobTurn(kind="key", running=one_runs(at_most_s=None), line=JobLine(pool="p", method="go"))
@@ -453,7 +459,7 @@ class SimulatedKeys:
 def test_in_simulated_queues_with_keys_no_bound_of_a_turn_is_broken_and_starts_are_estimated():
     chance = random.Random("when-keys")
     turns, starts, bounds = list[float](), list[float](), 0
-    for _ in range(1000):
+    for _ in range(ROUNDS):
         board = Board()
         board.tick(NOW)
         queue = SimulatedKeys(chance)
@@ -472,7 +478,7 @@ def test_in_simulated_queues_with_keys_no_bound_of_a_turn_is_broken_and_starts_a
     of_turn, of_start = quantiles(turns, n=10), quantiles(starts, n=10)
     print(f"keys: {bounds} bounds; errors, of the wait or one task: turns p50 {of_turn[4]:.1%}, p90 {of_turn[8]:.1%};"
           f" starts p50 {of_start[4]:.1%}, p90 {of_start[8]:.1%}")  # fmt: skip
-    assert bounds > 300 and of_turn[8] <= 0.20
+    assert bounds > 0.3 * ROUNDS and of_turn[8] <= 0.20
     assert of_start[4] <= 0.10 and of_start[8] <= 0.40, "tasks of other keys go between"
 
 

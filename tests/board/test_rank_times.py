@@ -82,10 +82,10 @@ async def test_the_rank_that_the_others_wait_for_is_named_though_all_take_the_sa
 async def test_the_slowest_rank_is_named_while_the_others_wait_for_it():
     async with system() as client, client.gang(pool="train", size=3, slots=3) as gang:
         running = asyncio.ensure_future(gang.run("step", [1.0, 1.0, 600.0]))
-        await asyncio.sleep(60)
+        await asyncio.sleep(10)
         report = await told(client, gang)
         assert report["slowest"] == 2
-        assert [round(rank["worked_s"]) for rank in report["ranks"]] == [1, 1, 60]
+        assert [round(rank["worked_s"]) for rank in report["ranks"]] == [1, 1, 10]
         running.cancel()
         await asyncio.wait((running,))
 

@@ -27,7 +27,8 @@ from ..waiting import PATIENCE_S, until
 from .go_programs import build
 
 HERE = Path(__file__).parent
-LANGUAGES = ("python", "go")
+LANGUAGES = ("python", pytest.param("go", marks=pytest.mark.long))
+"""Go compiles for most of a minute where it has no cache yet: its workers are tested in the whole suite."""
 
 Process = subprocess.Popen[str] | ForkedProcess
 Launch = Callable[..., Process]

@@ -108,6 +108,7 @@ async def test_a_job_that_fails_for_good_is_told_with_its_reason(subject: Subjec
         await produce("result", "j1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("produce", ["go"], indirect=True)  # ours says at once that it does not know the job
 async def test_a_result_can_be_waited_for_before_the_first_dispatcher_runs(
     subject: Subject, produce, forks, nats_url, namespace

@@ -1,45 +1,50 @@
-"""Tables of examples that need no case each."""
+"""Tables of trivial cases, in one test each."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
-def over(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Like `pytest.mark.parametrize`, but all rows are one case: it ends at the first that fails, and names that row.
-
-    Fixtures are made once for all rows.
-    """
-    keys = [name.strip() for name in names.split(",")]
-    table = [dict(zip(keys, row if len(keys) > 1 else (row,), strict=True)) for row in rows]
+def in_rows(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Like `pytest.mark.parametrize`, but one case: the rows share their fixtures, and a failure names its row."""
+    columns = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+    cases = [(row,) if len(columns) == 1 else tuple(row) for row in table]
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(test):
 
+            @functools.wraps(test)
             async def run(**fixtures: Any) -> None:
-                for row in table:
-                    try:
-                        await test(**row, **fixtures)
-                    except BaseException as error:
-                        error.add_note(f"with {row}")
-                        raise
+                for case in cases:
+                    with _named(columns, case):
+                        await test(**fixtures, **dict(zip(columns, case, strict=True)))
+
         else:
 
-            def run(**fixtures: Any) -> None:  # type: ignore[misc]
-                for row in table:
-                    try:
-                        test(**row, **fixtures)
-                    except BaseException as error:
-                        error.add_note(f"with {row}")
-                        raise
+            @functools.wraps(test)
+            def run(**fixtures: Any) -> None:
+                for case in cases:
+                    with _named(columns, case):
+                        test(**fixtures, **dict(zip(columns, case, strict=True)))
 
-        fixtures = [each for each in inspect.signature(test).parameters.values() if each.name not in keys]
-        functools.update_wrapper(run, test)
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take the names for fixtures
-        run.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
+        signature = inspect.signature(test)
+        of_fixtures = [each for name, each in signature.parameters.items() if name not in columns]
+        run.__signature__ = signature.replace(parameters=of_fixtures)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+@contextmanager
+def _named(columns: tuple[str, ...], case: tuple[Any, ...]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(
+            "in the row " + ", ".join(f"{name}={value!r}" for name, value in zip(columns, case, strict=True))
+        )
+        raise

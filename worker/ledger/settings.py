@@ -117,7 +117,8 @@ class WorkerSettings:
         """`id`, or a new, readable and unique one."""
         if self.id is not None:
             return self.id
-        host = "".join(c if c.isalnum() and c.isascii() or c in "-_" else "-" for c in socket.gethostname())[:80]
+        host = "".join(c if c.isalnum() and c.isascii() or c in "-_" else "-" for c in socket.gethostname())
+        host = host.lstrip("-_")[:80]  # a command would take `-` for the beginning of an option
         return f"{host or 'worker'}-{os.getpid()}-{ambient.random.getrandbits(16):04x}"
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from gangline.bus.port.bus import (
 )
 from gangline.schemas.errors.base import ClosedError, InvalidName, InvalidRequest, InvalidSettings, PayloadTooLarge
 
+from ...support.rows import in_rows
 from ...waiting import PATIENCE_S, until
 from ..conftest import bodies, collect, fill, holds, stream_settings
 
@@ -294,7 +295,7 @@ async def test_a_schedule_replaces_the_one_of_its_subject(open_stream, namespace
     assert (await stream.last(subject)).headers["Nats-Schedule-Target"] == task("a.y")
 
 
-@pytest.mark.parametrize("schedule", ["nonsense", "@every 10ms", "@at yesterday", "99 * * * * *", "* * * * *"])
+@in_rows("schedule", ["nonsense", "@every 10ms", "@at yesterday", "99 * * * * *", "* * * * *"])
 async def test_a_schedule_that_the_server_does_not_understand_is_refused(open_stream, namespace, task, schedule):
     stream = await open_stream()
     with pytest.raises(PublishRefused, match=r"schedule") as caught:

@@ -14,6 +14,7 @@ from gangline.bus.port.bus import Message, NoResponders, PublishRefused, Storage
 from gangline.schemas.wire import headers
 
 from ...scale import repetitions
+from ...support.rows import in_rows
 
 IN_PROCESS = {"error": {"code": 400, "err_code": 10158, "description": "duplicate message id is in process"}}
 BAD_SCHEDULE = {"error": {"code": 400, "err_code": 10189, "description": "message schedule pattern is invalid"}}
@@ -101,7 +102,7 @@ def _try(server: Server) -> Callable[[], asyncio.Future[object]]:
     return lambda: asyncio.ensure_future(publisher.publish("t.x", b"", {"Nats-Msg-Id": "1"}, None))
 
 
-@pytest.mark.parametrize("seed", range(repetitions(40, whole=2000)))
+@in_rows("seed", range(repetitions(40, whole=2000)))
 async def test_who_is_told_that_nothing_was_stored_is_told_the_truth(seed: int) -> None:
     chance = random.Random(seed)
     server = Server(chance, refuses=chance.random() < 0.3)

@@ -33,7 +33,7 @@ async def leaders(bus, name, consumer):
 
 @pytest.mark.parametrize("victim", ["stream leader", pytest.param("consumer leader", marks=pytest.mark.long)])
 async def test_a_leader_is_killed_under_load_and_every_message_is_done_once(connect_to, cluster, namespace, victim):
-    number = repetitions(400, whole=1200)
+    number = repetitions(200, whole=1200)
     first = await connect_to(",".join(cluster.urls))
     await (
         await (await first.stream(namespace, settings_of(namespace))).consume("c", consumer_of(namespace), collect())
@@ -49,6 +49,7 @@ async def test_a_leader_is_killed_under_load_and_every_message_is_done_once(conn
     await load.finish()
 
 
+@pytest.mark.long
 async def test_stepping_down_is_hardly_noticed(connect_to, quiet_cluster, namespace):
     bus = await connect_to(",".join(quiet_cluster.urls))
     stream = await bus.stream(namespace, settings_of(namespace))
@@ -73,6 +74,7 @@ async def test_stepping_down_is_hardly_noticed(connect_to, quiet_cluster, namesp
     await consumer.settled()
 
 
+@pytest.mark.long
 async def test_of_rivals_on_different_servers_one_gets_the_consumer(connect_to, quiet_cluster, namespace):
     buses = [await connect_to(url) for url in quiet_cluster.urls]
     streams = await asyncio.gather(*(bus.stream(namespace, settings_of(namespace)) for bus in buses))
@@ -91,6 +93,7 @@ async def test_of_rivals_on_different_servers_one_gets_the_consumer(connect_to, 
     assert await streams[0].consumers() == []
 
 
+@pytest.mark.long
 async def test_a_reader_misses_nothing_when_the_leader_is_killed(connect_to, cluster, namespace):
     number = repetitions(100, whole=400)
     first = await connect_to(",".join(cluster.urls))

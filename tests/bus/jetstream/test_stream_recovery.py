@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from gangline.bus.jetstream.pull_transport import JetStreamPullTransport
 from gangline.bus.port.bus import (
     ConnectionEvent,
     ConsumerLost,
@@ -38,11 +37,11 @@ def consumer_of(namespace, **others):
     return ConsumerSettings(filter=f"{namespace}.task.>", **{"ack_wait_s": LONG_S, **others})
 
 
-@pytest.mark.parametrize("accident", ["restart", "kill"])
+@pytest.mark.parametrize("accident", ["restart", pytest.param("kill", marks=pytest.mark.long)])
 async def test_a_server_goes_and_comes_back_under_load_and_every_message_is_done_once(
     connect_to, nats_server, namespace, accident
 ):
-    number = repetitions(500, whole=1500)
+    number = repetitions(200, whole=1500)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream = await bus.stream(namespace, settings_of(namespace))
     source = await writer.stream(namespace, settings_of(namespace))
@@ -88,35 +87,6 @@ async def test_what_is_done_is_stored_again_if_its_publication_was_in_doubt_when
         await writer.close()
 
 
-async def test_what_was_delivered_into_a_broken_connection_comes_again_soon(
-    connect_to, nats_url, namespace, never_silent
-):
-    async with Proxy(nats_url) as proxy:
-        bus, writer = await connect_to(proxy.url), await connect_to(nats_url)
-        stream = await bus.stream(namespace, settings_of(namespace))
-        source = await writer.stream(namespace, settings_of(namespace))
-        got = collect()
-        consumer = await stream.consume("c", consumer_of(namespace), got)
-        consumer.pull(10)
-        await consumer.state()
-        await source.publish(f"{namespace}.task.x", b"before")
-        await got.count(1)
-        proxy.hold_answers()
-        for index in range(4):
-            await source.publish(f"{namespace}.task.x", b"%d" % index)
-        assert (await source.consumers())[0].unacknowledged == 5
-        proxy.cut()
-        proxy.let_answers_pass()
-        await got.count(5)
-        assert sorted(message.data for message in got.items) == [b"0", b"1", b"2", b"3", b"before"]
-        assert consumer.wanted == 5
-        for message in got.items:
-            consumer.ack(message)
-        await consumer.settled()
-        assert (await source.state()).messages == 0
-        await bus.close()
-
-
 async def test_an_acknowledgement_whose_confirmation_is_lost_is_sent_again_and_the_message_does_not_come_again(
     connect_to, nats_url, namespace
 ):
@@ -158,19 +128,6 @@ async def test_acknowledgements_made_without_a_connection_are_confirmed_after_it
     assert [message.data for message in got.items[:5]] == [b"0", b"1", b"2", b"3", b"4"]
     # There is room for two more: the last one, which is not acknowledged, may have come again.
     assert {message.data for message in got.items[5:]} <= {b"4"}
-    assert (await stream.state()).messages == 1
-
-
-async def test_a_frozen_server_leaves_a_publication_in_doubt_and_its_id_settles_it(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
-    stream = await bus.stream(namespace, settings_of(namespace))
-    headers = {"Nats-Msg-Id": "m"}
-    nats_server.freeze()
-    with pytest.raises(StorageUnavailable) as caught:
-        await stream.publish(f"{namespace}.task.x", b"1", headers=headers, timeout_s=0.5)
-    assert caught.value.may_have_started
-    nats_server.thaw()
-    assert (await stream.publish(f"{namespace}.task.x", b"1", headers=headers)).sequence == 1
     assert (await stream.state()).messages == 1
 
 
@@ -246,7 +203,7 @@ async def test_a_first_question_to_jetstream_that_nobody_hears_is_asked_again(
 
 
 async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace):
-    number = repetitions(200, whole=600)
+    number = repetitions(100, whole=600)
     settings = settings_of(namespace, retention=Retention.LIMITS)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream, source = await bus.stream(namespace, settings), await writer.stream(namespace, settings)
@@ -269,22 +226,6 @@ async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(conn
     assert sequences == sorted(set(sequences))
 
 
-async def test_a_reader_of_a_stream_that_was_lost_begins_with_the_new_one(connect_to, nats_server, namespace):
-    settings = settings_of(namespace, retention=Retention.LIMITS, storage=Storage.MEMORY)
-    bus = await connect_to(nats_server.url)
-    stream = await bus.stream(namespace, settings)
-    seen = collect()
-    await stream.read(f"{namespace}.task.>", seen)
-    for index in range(3):
-        await stream.publish(f"{namespace}.task.x", b"old %d" % index)
-    await seen.count(3)
-    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-    await stream.publish(f"{namespace}.task.x", b"new")
-    await seen.count(4)
-    assert seen.items[-1].data == b"new"
-    assert len(seen.items) == 4
-
-
 async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, nats_url, namespace):
     settings = settings_of(namespace, retention=Retention.LIMITS, storage=Storage.MEMORY)
     bus = await connect_to(nats_url)
@@ -295,28 +236,3 @@ async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, n
     await stream.read(f"{namespace}.task.>", seen)
     await seen.count(1000)
     assert [message.sequence for message in seen.items] == list(range(1, 1001))
-
-
-async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(
-    connect_to, nats_url, namespace, monkeypatch, never_silent
-):
-    bus = await connect_to(nats_url)
-    stream = await bus.stream(namespace, settings_of(namespace, storage=Storage.MEMORY))
-    got = collect()
-    receive, dropped = JetStreamPullTransport._receive, []
-
-    def lossy(link, message):
-        if message.data in (b"2", b"3") and len(dropped) < 2:
-            dropped.append(message)
-        else:
-            receive(link, message)
-
-    monkeypatch.setattr(JetStreamPullTransport, "_receive", lossy)
-    consumer = await stream.consume("c", consumer_of(namespace), got)
-    for index in range(6):
-        await stream.publish(f"{namespace}.task.x", b"%d" % index)
-    consumer.pull(10)
-    await got.count(6)
-    assert sorted(message.data for message in got.items) == [b"%d" % index for index in range(6)]
-    assert len(dropped) == 2
-    assert consumer.wanted == 4

@@ -19,6 +19,8 @@ from gangline.bus.jetstream.wire import (
 from gangline.bus.port.bus import ConsumerSettings, Message, Retention, StreamSettings, StreamSource
 from gangline.schemas.errors.base import InvalidSettings
 
+from ...support.rows import in_rows
+
 SETTINGS = StreamSettings(subjects=("a.>", "b"), retention=Retention.WORK_QUEUE, schedules=True)
 
 
@@ -80,7 +82,7 @@ HARMFUL = [
 ]
 
 
-@pytest.mark.parametrize("wrong", HARMFUL, ids=str)
+@in_rows("wrong", HARMFUL)
 def test_a_stream_that_somebody_made_otherwise_is_refused_and_the_error_says_how_it_differs(wrong):
     made = stream_configuration("S", SETTINGS)
     with pytest.raises(InvalidSettings, match=next(iter(wrong))) as caught:

@@ -5,6 +5,8 @@ import pytest
 from gangline.bus.port.bus import BucketSettings, Storage
 from gangline.schemas.errors.base import InvalidSettings
 
+from ...support.rows import in_rows
+
 
 def test_a_bucket_is_one_copy_in_memory_unless_told_otherwise():
     assert BucketSettings.from_environment({}) == BucketSettings(storage=Storage.MEMORY, replicas=1)
@@ -23,7 +25,7 @@ def test_the_environment_of_the_process_is_read_when_none_is_given(monkeypatch):
     assert BucketSettings.from_environment().replicas == 5
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("variable", "value"),
     [
         ("GANGLINE_STORAGE", "disk"),
@@ -39,9 +41,7 @@ def test_a_wrong_variable_is_named_with_what_it_may_be(variable, value):
         BucketSettings.from_environment({variable: value})
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"replicas": 0}, {"replicas": 6}, {"max_bytes": 0}, {"max_bytes": -2}], ids=lambda wrong: str(wrong)
-)
+@in_rows("wrong", [{"replicas": 0}, {"replicas": 6}, {"max_bytes": 0}, {"max_bytes": -2}])
 def test_settings_out_of_their_bounds_are_refused(wrong):
     with pytest.raises(InvalidSettings, match=next(iter(wrong))):
         BucketSettings(**wrong)

@@ -189,7 +189,7 @@ class Odd:
         return found
 
 
-class Scene:
+class FollowedBucket:
     def __init__(self, hub: MemoryServer, bus: Any, kv: KeyValue, odd: Odd, follower: Follower) -> None:
         self.hub, self.bus, self.kv, self.odd, self.follower = hub, bus, kv, odd, follower
         self.informer = follower.informer
@@ -207,7 +207,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_of(**settings: Any) -> AsyncIterator[Scene]:
+async def followed(**settings: Any) -> AsyncIterator[FollowedBucket]:
     hub = MemoryServer()
     bus = hub.connect("follower")
     odd = Odd(await bus.bucket(BUCKET, BucketSettings()))
@@ -218,77 +218,77 @@ async def scene_of(**settings: Any) -> AsyncIterator[Scene]:
     follower = Follower(bus, opened, **settings)
     kv = await hub.connect("writer").bucket(BUCKET, BucketSettings())
     try:
-        yield Scene(hub, bus, kv, odd, follower)
+        yield FollowedBucket(hub, bus, kv, odd, follower)
     finally:
         await follower.informer.stop()
 
 
 async def test_all_is_listed_again_in_time_and_after_a_reconnection():
-    async with scene_of(resync_s=5.0) as scene:
-        await scene.informer.ready()
-        scene.store("a.one", b"1")
+    async with followed(resync_s=5.0) as bucket:
+        await bucket.informer.ready()
+        bucket.store("a.one", b"1")
         await asyncio.sleep(5.5)
-        assert scene.changes() == [("a.one", None, 1)]
-        scene.hub.disconnect(scene.bus)
-        scene.store("a.one", b"2")
+        assert bucket.changes() == [("a.one", None, 1)]
+        bucket.hub.disconnect(bucket.bus)
+        bucket.store("a.one", b"2")
         await asyncio.sleep(20.0)
-        assert scene.changes() == []
-        scene.hub.reconnect(scene.bus)
+        assert bucket.changes() == []
+        bucket.hub.reconnect(bucket.bus)
         await asyncio.sleep(0.1)
-        assert scene.changes() == [("a.one", 1, 2)]
+        assert bucket.changes() == [("a.one", 1, 2)]
 
 
 async def test_everything_that_a_list_shows_is_told_again():
-    async with scene_of() as scene:
-        scene.store("a.one", b"1")
-        await scene.informer.ready()
-        await scene.informer.refresh()
-        assert scene.follower.told.take() == [("a.one", None, 1), ("a.one", 1, 1)]
+    async with followed() as bucket:
+        bucket.store("a.one", b"1")
+        await bucket.informer.ready()
+        await bucket.informer.refresh()
+        assert bucket.follower.told.take() == [("a.one", None, 1), ("a.one", 1, 1)]
 
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_what_passes_counts_when_storage_has_it_and_is_asked_for_only_for_a_while(stored):
-    async with scene_of() as scene:
-        await scene.informer.ready()
-        scene.passes("a.one", b"1")
+    async with followed() as bucket:
+        await bucket.informer.ready()
+        bucket.passes("a.one", b"1")
         await asyncio.sleep(STORED_WITHIN_S / 2)
-        assert scene.changes() == [] and len(scene.odd.reads) > 5
+        assert bucket.changes() == [] and len(bucket.odd.reads) > 5
         if stored:
-            scene.store("a.one", b"1")
+            bucket.store("a.one", b"1")
         await asyncio.sleep(STORED_WITHIN_S)
-        assert scene.changes() == ([("a.one", None, 1)] if stored else [])
-        reads = len(scene.odd.reads)
+        assert bucket.changes() == ([("a.one", None, 1)] if stored else [])
+        reads = len(bucket.odd.reads)
         await asyncio.sleep(20.0)
-        assert len(scene.odd.reads) == reads
+        assert len(bucket.odd.reads) == reads
 
 
 async def test_a_question_asked_while_a_key_is_read_is_not_answered_by_that_reading():
-    async with scene_of() as scene:
-        await scene.informer.ready()
+    async with followed() as bucket:
+        await bucket.informer.ready()
 
         async def written_meanwhile() -> None:
-            scene.odd.before_get = None
-            scene.store("a.one", b"1")
-            scene.informer.look_up("a.one")
+            bucket.odd.before_get = None
+            bucket.store("a.one", b"1")
+            bucket.informer.look_up("a.one")
 
-        scene.odd.before_get = written_meanwhile
-        scene.informer.look_up("a.one")
+        bucket.odd.before_get = written_meanwhile
+        bucket.informer.look_up("a.one")
         await asyncio.sleep(0.1)
-        assert scene.changes() == [("a.one", None, 1)] and scene.odd.reads == ["a.one"] * 2
+        assert bucket.changes() == [("a.one", None, 1)] and bucket.odd.reads == ["a.one"] * 2
 
 
 async def test_keys_are_read_in_the_order_asked_for_even_if_one_of_them_is_being_read():
-    async with scene_of() as scene:
-        await scene.informer.ready()
+    async with followed() as bucket:
+        await bucket.informer.ready()
 
         async def asked_meanwhile() -> None:
-            scene.odd.before_get = None
-            scene.informer.look_up("a.one", "a.two")
+            bucket.odd.before_get = None
+            bucket.informer.look_up("a.one", "a.two")
 
-        scene.odd.before_get = asked_meanwhile
-        scene.informer.look_up("a.two")
+        bucket.odd.before_get = asked_meanwhile
+        bucket.informer.look_up("a.two")
         await asyncio.sleep(0.1)
-        assert scene.odd.reads == ["a.two", "a.one", "a.two"]
+        assert bucket.odd.reads == ["a.two", "a.one", "a.two"]
 
 
 def entry(key: str, value: bytes, revision: int) -> KvEntry:
@@ -304,135 +304,135 @@ def entry(key: str, value: bytes, revision: int) -> KvEntry:
     ],
 )
 async def test_a_list_from_a_copy_that_lags_behind_is_judged_as_was_said(absent, first, second):
-    async with scene_of(absent=absent) as scene:
-        old = await scene.kv.put("a.new", b"1")
-        await scene.kv.put("a.new", b"2")
-        await scene.kv.put("a.gone", b"1")
-        await scene.informer.ready()
-        scene.changes()
-        scene.odd.listed = [entry("a.new", b"1", old)]
+    async with followed(absent=absent) as bucket:
+        old = await bucket.kv.put("a.new", b"1")
+        await bucket.kv.put("a.new", b"2")
+        await bucket.kv.put("a.gone", b"1")
+        await bucket.informer.ready()
+        bucket.changes()
+        bucket.odd.listed = [entry("a.new", b"1", old)]
         for expected in (first, second):
-            await scene.informer.refresh()
-            assert scene.changes() == expected
+            await bucket.informer.refresh()
+            assert bucket.changes() == expected
         if absent is Absent.ASK:
-            assert set(scene.odd.reads) == {"a.new", "a.gone"}
+            assert set(bucket.odd.reads) == {"a.new", "a.gone"}
 
 
 async def test_what_is_missing_once_and_comes_back_has_to_be_missing_twice_again():
-    async with scene_of(absent=Absent.TWICE) as scene:
-        revision = await scene.kv.put("a.one", b"1")
-        await scene.informer.ready()
-        scene.changes()
+    async with followed(absent=Absent.TWICE) as bucket:
+        revision = await bucket.kv.put("a.one", b"1")
+        await bucket.informer.ready()
+        bucket.changes()
         for listed in ([], [entry("a.one", b"1", revision)], []):
-            scene.odd.listed = listed
-            await scene.informer.refresh()
-            assert scene.changes() == []
-        await scene.informer.refresh()
-        assert scene.changes() == [("a.one", 1, None)]
+            bucket.odd.listed = listed
+            await bucket.informer.refresh()
+            assert bucket.changes() == []
+        await bucket.informer.refresh()
+        assert bucket.changes() == [("a.one", 1, None)]
 
 
 async def test_what_was_deleted_does_not_come_back_with_an_old_list():
-    async with scene_of() as scene:
-        revision = await scene.kv.put("a.one", b"1")
-        await scene.informer.ready()
-        await scene.kv.delete("a.one")
+    async with followed() as bucket:
+        revision = await bucket.kv.put("a.one", b"1")
+        await bucket.informer.ready()
+        await bucket.kv.delete("a.one")
         await asyncio.sleep(0.1)
-        assert scene.changes() == [("a.one", None, 1), ("a.one", 1, None)]
-        scene.odd.listed = [entry("a.one", b"1", revision)]
-        await scene.informer.refresh()
-        assert scene.changes() == []
-        scene.odd.listed = None
-        await scene.kv.put("a.one", b"2")
+        assert bucket.changes() == [("a.one", None, 1), ("a.one", 1, None)]
+        bucket.odd.listed = [entry("a.one", b"1", revision)]
+        await bucket.informer.refresh()
+        assert bucket.changes() == []
+        bucket.odd.listed = None
+        await bucket.kv.put("a.one", b"2")
         await asyncio.sleep(0.1)
-        assert scene.changes() == [("a.one", None, 2)]
+        assert bucket.changes() == [("a.one", None, 2)]
 
 
 async def test_a_value_that_cannot_be_read_changes_nothing_and_is_told_of_once(caplog):
-    async with scene_of() as scene:
-        await scene.kv.put("a.one", b"1")
-        await scene.informer.ready()
-        scene.follower.told.take()
-        await scene.kv.put("a.one", b"{")
+    async with followed() as bucket:
+        await bucket.kv.put("a.one", b"1")
+        await bucket.informer.ready()
+        bucket.follower.told.take()
+        await bucket.kv.put("a.one", b"{")
         await asyncio.sleep(0.1)
-        await scene.informer.refresh()
-        assert scene.follower.told.take() == [] and scene.informer.get("a.one") == 1
+        await bucket.informer.refresh()
+        assert bucket.follower.told.take() == [] and bucket.informer.get("a.one") == 1
         assert caplog.text.count("unreadable record a.one") == 1
-        await scene.kv.put("a.one", b"2")
+        await bucket.kv.put("a.one", b"2")
         await asyncio.sleep(0.1)
-        assert scene.changes() == [("a.one", 1, 2)]
+        assert bucket.changes() == [("a.one", 1, 2)]
 
 
 async def test_storage_that_is_away_removes_nothing_and_is_told_of_once(caplog):
-    async with scene_of(resync_s=5.0) as scene:
-        await scene.kv.put("a.one", b"1")
-        await scene.informer.ready()
-        scene.changes()
-        scene.odd.fails = StorageUnavailable("away", may_have_started=False)
+    async with followed(resync_s=5.0) as bucket:
+        await bucket.kv.put("a.one", b"1")
+        await bucket.informer.ready()
+        bucket.changes()
+        bucket.odd.fails = StorageUnavailable("away", may_have_started=False)
         with pytest.raises(StorageUnavailable):
-            await scene.informer.refresh()
-        lists = scene.odd.lists
+            await bucket.informer.refresh()
+        lists = bucket.odd.lists
         await asyncio.sleep(60.0)
-        assert scene.changes() == [] and scene.informer.get("a.one") == 1
-        assert 10 < scene.odd.lists - lists < 25
+        assert bucket.changes() == [] and bucket.informer.get("a.one") == 1
+        assert 10 < bucket.odd.lists - lists < 25
         warnings = [record for record in records_of(caplog, "gangline.test") if record.levelno == logging.WARNING]
         assert [record.getMessage() for record in warnings] == ["cannot read the tests: away"]
-        scene.store("a.one", b"2")
-        scene.odd.fails = None
+        bucket.store("a.one", b"2")
+        bucket.odd.fails = None
         await asyncio.sleep(5.1)
-        assert scene.changes() == [("a.one", 1, 2)]
+        assert bucket.changes() == [("a.one", 1, 2)]
 
 
 async def test_who_waits_gives_up_at_the_deadline_or_when_patience_ends():
     loop = asyncio.get_running_loop()
-    async with scene_of(patience_s=3.0) as scene:
-        scene.odd.fails = StorageUnavailable("away", may_have_started=False)
+    async with followed(patience_s=3.0) as bucket:
+        bucket.odd.fails = StorageUnavailable("away", may_have_started=False)
         for deadline, after_s in ((1.0, 1.0), (None, 3.0), (9.0, 3.0)):
             began_at = loop.time()
             with pytest.raises(Unavailable, match="the tests could not be read in time; nothing was sent"):
-                await scene.informer.ready(None if deadline is None else began_at + deadline)
+                await bucket.informer.ready(None if deadline is None else began_at + deadline)
             assert loop.time() - began_at == pytest.approx(after_s)
-        scene.hub.disconnect(scene.bus)
+        bucket.hub.disconnect(bucket.bus)
         with pytest.raises(Disconnected):
-            await scene.informer.ready()
-        scene.odd.fails = None
-        scene.hub.reconnect(scene.bus)
-        await scene.informer.ready()
-        assert scene.informer.settled
+            await bucket.informer.ready()
+        bucket.odd.fails = None
+        bucket.hub.reconnect(bucket.bus)
+        await bucket.informer.ready()
+        assert bucket.informer.settled
 
 
 async def test_one_who_stops_waiting_does_not_stop_it_for_others():
-    async with scene_of() as scene:
-        one, other = (asyncio.ensure_future(scene.informer.ready()) for _ in range(2))
+    async with followed() as bucket:
+        one, other = (asyncio.ensure_future(bucket.informer.ready()) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()
         await other
-        assert scene.informer.pulls == 1
+        assert bucket.informer.pulls == 1
 
 
 async def test_what_no_wait_can_mend_is_raised_at_once_and_tried_anew_when_asked_again():
-    async with scene_of() as scene:
-        scene.odd.fails = NotPermitted("no")
+    async with followed() as bucket:
+        bucket.odd.fails = NotPermitted("no")
         for _ in range(2):
             with pytest.raises(NotPermitted):
-                await scene.informer.ready()
-        lists = scene.odd.lists
+                await bucket.informer.ready()
+        lists = bucket.odd.lists
         await asyncio.sleep(60.0)
-        assert scene.odd.lists == lists
-        scene.odd.fails = None
-        await scene.informer.ready()
+        assert bucket.odd.lists == lists
+        bucket.odd.fails = None
+        await bucket.informer.ready()
 
 
 async def test_who_can_do_without_goes_on_after_a_while():
     loop = asyncio.get_running_loop()
-    async with scene_of(without_after_s=5.0) as scene:
-        scene.odd.fails = NotPermitted("no")
+    async with followed(without_after_s=5.0) as bucket:
+        bucket.odd.fails = NotPermitted("no")
         began_at = loop.time()
-        await scene.informer.ready()
-        assert 5.0 <= loop.time() - began_at <= 6.0 and not scene.informer.pulled
-        scene.store("a.one", b"1")
-        scene.odd.fails = None
+        await bucket.informer.ready()
+        assert 5.0 <= loop.time() - began_at <= 6.0 and not bucket.informer.pulled
+        bucket.store("a.one", b"1")
+        bucket.odd.fails = None
         await asyncio.sleep(1.1)
-        assert scene.changes() == [("a.one", None, 1)]
+        assert bucket.changes() == [("a.one", None, 1)]
 
 
 async def test_a_bug_in_what_is_told_ends_neither_the_list_nor_the_following(caplog):
@@ -441,22 +441,22 @@ async def test_a_bug_in_what_is_told_ends_neither_the_list_nor_the_following(cap
         raise RuntimeError("bug")
 
     told: list[tuple[str, Any]] = []
-    async with scene_of(on_change=raises) as scene:
-        scene.store("a.one", b"1")
-        scene.store("a.two", b"2")
-        await scene.informer.ready()
-        await scene.kv.put("a.one", b"3")
+    async with followed(on_change=raises) as bucket:
+        bucket.store("a.one", b"1")
+        bucket.store("a.two", b"2")
+        await bucket.informer.ready()
+        await bucket.kv.put("a.one", b"3")
         await asyncio.sleep(0.1)
         assert told == [("a.one", 1), ("a.two", 2), ("a.one", 3)]
     assert "a change of the tests failed: a.one" in caplog.text
 
 
 async def test_all_that_a_list_showed_is_known_when_the_first_of_it_is_told():
-    async with scene_of(on_change=lambda *_: seen.append(sorted(scene.informer))) as scene:
+    async with followed(on_change=lambda *_: seen.append(sorted(bucket.informer))) as bucket:
         seen: list[list[str]] = []
-        scene.store("a.one", b"1")
-        scene.store("a.two", b"2")
-        await scene.informer.ready()
+        bucket.store("a.one", b"1")
+        bucket.store("a.two", b"2")
+        await bucket.informer.ready()
         assert seen == [["a.one", "a.two"]] * 2
 
 
@@ -468,32 +468,32 @@ async def test_nothing_else_is_read_until_what_is_told_is_done_with():
         told.append(key)
         await done.wait()
 
-    async with scene_of(on_change=slowly) as scene:
-        scene.store("a.one", b"1")
-        ready = asyncio.ensure_future(scene.informer.ready())
-        await scene.kv.put("a.two", b"2")
+    async with followed(on_change=slowly) as bucket:
+        bucket.store("a.one", b"1")
+        ready = asyncio.ensure_future(bucket.informer.ready())
+        await bucket.kv.put("a.two", b"2")
         await asyncio.sleep(1.0)
-        assert told == ["a.one"] and not ready.done() and scene.odd.reads == []
+        assert told == ["a.one"] and not ready.done() and bucket.odd.reads == []
         done.set()
         await ready
         assert told == ["a.one", "a.two"]
 
 
 async def test_stopping_ends_every_wait_and_is_idempotent():
-    async with scene_of() as scene:
-        scene.odd.fails = StorageUnavailable("away", may_have_started=False)
-        ready = asyncio.ensure_future(scene.informer.ready())
-        refresh = asyncio.ensure_future(scene.informer.refresh())
+    async with followed() as bucket:
+        bucket.odd.fails = StorageUnavailable("away", may_have_started=False)
+        ready = asyncio.ensure_future(bucket.informer.ready())
+        refresh = asyncio.ensure_future(bucket.informer.refresh())
         await asyncio.sleep(0)
-        scene.informer.close()
+        bucket.informer.close()
         for waiting in (ready, refresh):
             with pytest.raises(ClosedError, match="this router was stopped"):
                 await waiting
-        await scene.informer.stop()
-        await scene.informer.stop()
-        assert not scene.informer.settled
+        await bucket.informer.stop()
+        await bucket.informer.stop()
+        assert not bucket.informer.settled
         with pytest.raises(ClosedError):
-            await scene.informer.ready()
-        scene.passes("a.one", b"1")
+            await bucket.informer.ready()
+        bucket.passes("a.one", b"1")
         await asyncio.sleep(1.0)
-        assert scene.odd.reads == []
+        assert bucket.odd.reads == []

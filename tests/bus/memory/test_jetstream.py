@@ -29,6 +29,8 @@ from gangline.bus.port.bus import (
 )
 from gangline.schemas.errors.base import Disconnected, InvalidSettings, Unavailable
 
+from ...scale import repetitions
+from ...support.rows import in_rows
 from ..conftest import collect
 
 LONG = 300.0
@@ -269,7 +271,7 @@ async def test_a_publication_whose_answer_is_lost_is_in_doubt():
     await bus.close()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@in_rows("seed", range(repetitions(3, whole=12)))
 async def test_under_lost_late_and_cut_everything_each_message_is_done_and_only_those_that_meet_a_restart_twice(seed):
     source = random.Random(seed)
     rates = FaultRates(latency_s=0.002, drop=0.05, delay=0.1, delay_s=0.3, storage_drop=0.05)

@@ -13,6 +13,7 @@ from gangline.bus.nats_client.client import NATS_PY_VERSION, BufferedNatsClient,
 from gangline.bus.nats_client.protocol import ProtocolParser
 from gangline.bus.port.bus import ConnectionEvent, Message
 
+from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
 from ..conftest import collect, happens
 
@@ -23,7 +24,7 @@ USED = (
 )
 
 
-@pytest.mark.parametrize("version", ["2.15.0", "2.17.0", "3.0.0", "0.0.0"])
+@in_rows("version", ["2.15.0", "2.17.0", "3.0.0", "0.0.0"])
 def test_an_untested_version_is_refused_with_the_command_that_helps(version):
     with pytest.raises(ImportError, match=r"pip install 'nats-py>=2\.16,<2\.17'"):
         check_client_version(version)
@@ -51,7 +52,7 @@ async def test_the_attributes_that_we_use_exist():
     assert {"last_attempt", "reconnects"} <= set(Srv.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(
+@in_rows(
     "name",
     [
         "_read_loop",
@@ -76,7 +77,7 @@ def test_what_we_replace_is_what_nats_py_calls(name):
     assert len(list(inspect.signature(ours).parameters)) - 1 >= len(needed)
 
 
-@pytest.mark.parametrize("name", ["_select_next_server", "_process_connect_init", "_process_info", "_ping_interval"])
+@in_rows("name", ["_select_next_server", "_process_connect_init", "_process_info", "_ping_interval"])
 def test_what_we_call_is_still_a_coroutine_of_the_client(name):
     assert inspect.iscoroutinefunction(getattr(Client, name))
 

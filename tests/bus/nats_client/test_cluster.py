@@ -51,7 +51,8 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
     await other.subscribe(f"{namespace}.echo", lambda message: other.publish(message.reply, message.data))
     await other.subscribe(f"{namespace}.end", echoed)
     await until_somebody_responds(lambda: bus.request(f"{namespace}.echo", b"", timeout_s=PATIENCE_S))
-    acknowledged = await bucket.write([KvWrite(key=f"k.{number}", value=b"%d" % number) for number in range(500)])
+    count = repetitions(100, whole=500)
+    acknowledged = await bucket.write([KvWrite(key=f"k.{number}", value=b"%d" % number) for number in range(count)])
     assert all(isinstance(result, int) for result in acknowledged)
 
     cluster.server(leader).kill()
@@ -62,7 +63,7 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
     await asyncio.gather(beat, return_exceptions=True)
 
     revision, _ = await write_when_possible(bucket, "k.after", b"written")
-    expected = {**{f"k.{number}": b"%d" % number for number in range(500)}, "k.after": b"written"}
+    expected = {**{f"k.{number}": b"%d" % number for number in range(count)}, "k.after": b"written"}
     async with asyncio.timeout(PATIENCE_S):
         found: dict[str, bytes] = {}
         while found != expected:  # a snapshot is read from any copy, which may be a little behind the leader
@@ -75,6 +76,7 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
     await bucket.put("k.after", b"again", revision=revision)
 
 
+@pytest.mark.long
 async def test_stepping_down_is_not_even_noticed_by_a_writer(connect_to, quiet_cluster, namespace):
     bus = await connect_to(",".join(quiet_cluster.urls))
     bucket = await bus.bucket(namespace, COPIES)
@@ -87,6 +89,7 @@ async def test_stepping_down_is_not_even_noticed_by_a_writer(connect_to, quiet_c
     assert (await bucket.get("counter")).value == b"%d" % last
 
 
+@pytest.mark.long
 async def test_batches_that_share_a_condition_are_retried_until_all_are_in(connect_to, quiet_cluster, namespace):
     bus = await connect_to(",".join(quiet_cluster.urls))
     bucket = await bus.bucket(namespace, COPIES)
@@ -111,6 +114,7 @@ async def test_batches_that_share_a_condition_are_retried_until_all_are_in(conne
         await bucket.commit([KvWrite(key="gang.late", value=b"1", revision=leader, condition_key="leader")])
 
 
+@pytest.mark.long
 async def test_an_atomic_batch_through_a_leaders_loss_is_all_or_nothing(connect_to, cluster, namespace):
     bus = await connect_to(cluster.urls[0])
     bucket = await bus.bucket(namespace, COPIES)
@@ -151,6 +155,7 @@ async def test_an_atomic_batch_through_a_leaders_loss_is_all_or_nothing(connect_
             assert number not in found, f"batch {number} was refused and is there"
 
 
+@pytest.mark.long
 async def test_the_client_moves_to_another_server_when_its_own_dies(connect_to, cluster, namespace):
     from gangline.bus.port.bus import ConnectionEvent
 
@@ -173,6 +178,7 @@ def test_a_cluster_of_one_is_refused():
         EmbeddedCluster(1)
 
 
+@pytest.mark.long
 async def test_async_with_starts_and_stops_all(settings_of):
     async with EmbeddedCluster(3) as cluster:
         pids = [server.pid for server in cluster.servers]
@@ -182,6 +188,7 @@ async def test_async_with_starts_and_stops_all(settings_of):
     assert not any(server.running for server in cluster.servers)
 
 
+@pytest.mark.long
 async def test_a_cluster_that_makes_a_lost_memory_bucket_again_by_itself_uses_no_revision_twice(
     connect_to, cluster, namespace
 ):

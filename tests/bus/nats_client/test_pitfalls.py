@@ -9,7 +9,6 @@ import socket
 
 import pytest
 
-from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import (
     BucketSettings,
@@ -18,7 +17,6 @@ from gangline.bus.port.bus import (
     KvOperation,
     KvWrite,
     NotPermitted,
-    Storage,
     StorageUnavailable,
 )
 from gangline.bus.settings.connection import ConnectionSettings
@@ -222,28 +220,6 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
     assert events.items == []
 
 
-async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhile(
-    connect_to, nats_server, namespace, monkeypatch
-):
-    # The reconnect makes it look again.
-    monkeypatch.setattr("gangline.bus.jetstream.ordered_consumer._SILENCE_S", 3600.0)
-    bus = await connect_to(nats_server.url)
-    bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
-    seen = collect()
-    await bucket.watch("k.*", seen)
-    await bucket.put("k.before", b"1")
-    await seen.count(1)
-    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-    await seen.until(lambda entries: entries[-1].operation is GONE)  # a memory stream forgets
-    await bucket.put("k.after", b"1")
-    await seen.until(lambda entries: entries[-1].key == "k.after")
-    assert [(entry.key, entry.operation is GONE) for entry in seen.items] == [
-        ("k.before", False),
-        ("k.before", True),
-        ("k.after", False),
-    ]
-
-
 async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nats_url, namespace):
     async with Proxy(nats_url) as proxy:
         behind, direct = await connect_to(proxy.url), await connect_to(nats_url)
@@ -389,7 +365,7 @@ async def test_10_an_answer_does_not_echo_the_headers_of_the_request(connect_to,
 
 
 @pytest.mark.parametrize(
-    ("number", "size"), [(9_000, 16_000), pytest.param(530_000, 270, marks=pytest.mark.long)], ids=["bytes", "messages"]
+    ("number", "size"), [(2_300, 64_000), pytest.param(530_000, 270, marks=pytest.mark.long)], ids=["bytes", "messages"]
 )
 async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(
     connect_to, secured, namespace, number, size
@@ -540,16 +516,6 @@ async def test_13_a_write_of_somebody_else_is_still_a_conflict_after_a_timeout(c
         with pytest.raises(Conflict):
             await bucket.put("a", b"same", revision=0)
         await bus.close()
-
-
-async def test_14_a_bucket_without_a_server_behind_it_fails_fast_and_messages_go_on(connect_to, secured, namespace):
-    # A leader's loss in a real cluster is in test_cluster; here JetStream is gone while the connection lives.
-    server: EmbeddedServer = secured(LIMITED)
-    bus = await connect_to(as_user(server.url, "all"))
-    bucket = await bus.bucket(namespace, BucketSettings())
-    await bus.api.call(f"STREAM.DELETE.KV_{namespace}", what="delete the bucket")
-    assert await bucket.put("a", b"1") > 0  # made again
-    assert await answers(bus)
 
 
 async def test_the_defaults_notice_a_dead_server_within_a_quarter_of_a_minute():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.bus.nats_client.protocol import (
@@ -16,6 +16,10 @@ from gangline.bus.nats_client.protocol import (
 )
 from gangline.schemas.errors.base import InvalidRequest
 
+from ...scale import repetitions
+from ...support.rows import in_rows
+
+FEW = settings(max_examples=repetitions(25, whole=100))
 names = st.text("ABCabc-_", min_size=1, max_size=8)
 values = st.text(
     st.characters(exclude_characters="\r\n", exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=12
@@ -51,6 +55,7 @@ def server_line(sid, subject, reply, data, headers):
     return b"HMSG " + b" ".join([*words, *sizes]) + b"\r\n" + block + data + b"\r\n"
 
 
+@FEW
 @given(
     st.lists(st.one_of(messages, st.sampled_from([b"PING", b"PONG", b"+OK", b"-ERR 'x y'", b'INFO {"a": 1}']))),
     st.lists(st.integers(0, 2000)),
@@ -69,6 +74,7 @@ def test_however_the_bytes_are_cut_the_same_comes_out(script, cuts):
     assert heard.all == expected
 
 
+@FEW
 @given(messages)
 def test_one_byte_at_a_time_is_enough(message):
     heard = Heard()
@@ -88,7 +94,7 @@ def test_a_large_message_in_many_pieces_is_joined_once():
     assert heard.all == [(b"1", b"a", b"", data, b"")]
 
 
-@pytest.mark.parametrize(
+@in_rows(
     "stream",
     [
         b"MSG a 1\r\n",
@@ -111,6 +117,7 @@ def test_what_is_not_the_protocol_is_refused(stream):
     assert heard.all == []
 
 
+@FEW
 @given(st.binary(max_size=300))
 def test_garbage_ends_in_a_violation_or_in_silence_and_in_nothing_else(garbage):
     heard = Heard()
@@ -120,17 +127,19 @@ def test_garbage_ends_in_a_violation_or_in_silence_and_in_nothing_else(garbage):
         pass
 
 
+@FEW
 @given(st.dictionaries(names, values, min_size=1, max_size=5))
 def test_headers_come_back_as_they_were(headers):
     assert decode_headers(encode_headers(headers)) == headers
 
 
+@FEW
 @given(st.binary(max_size=100))
 def test_any_header_block_can_be_read(block):
     assert isinstance(decode_headers(b"NATS/1.0" + block), dict)
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("block", "headers"),
     [
         (b"NATS/1.0 503\r\n\r\n", {"Status": "503"}),
@@ -148,9 +157,7 @@ def test_header_blocks_of_a_server(block, headers):
     assert decode_headers(block) == headers
 
 
-@pytest.mark.parametrize(
-    "headers", [{"": "x"}, {"a b": "x"}, {"a:b": "x"}, {"a\r\n": "x"}, {"a": "x\r\nB: c"}, {"a": "x\n"}]
-)
+@in_rows("headers", [{"": "x"}, {"a b": "x"}, {"a:b": "x"}, {"a\r\n": "x"}, {"a": "x\r\nB: c"}, {"a": "x\n"}])
 def test_headers_that_would_break_the_protocol_are_refused(headers):
     with pytest.raises(InvalidRequest):
         encode_headers(headers)

@@ -10,6 +10,7 @@ import pytest
 from gangline.bus.port.bus import BucketSettings, Storage, StorageUnavailable
 from gangline.schemas.errors.base import InvalidName
 
+from ...support.rows import in_rows
 from ...waiting import until
 
 
@@ -24,7 +25,7 @@ async def open_store(connect, namespace):
     return open_one
 
 
-@pytest.mark.parametrize("size", [0, 1, 131_071, 131_072, 131_073, 1_000_000])
+@in_rows("size", [0, 1, 131_071, 131_072, 131_073, 1_000_000])
 async def test_a_value_of_any_size_comes_back_whole(open_store, size):
     one, two = await open_store(), await open_store()
     data = os.urandom(size)

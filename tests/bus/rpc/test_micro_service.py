@@ -11,6 +11,7 @@ from gangline.bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroSe
 from gangline.schemas.errors.base import InvalidSettings
 
 from ...support.logs import records_of
+from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
 from ..conftest import collect
 
@@ -34,7 +35,7 @@ async def ask(bus, subject, instance):
     return [body for m in got.items if (body := json.loads(m.data or b"{}")).get("id") == instance]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gangline-worker", ".gangline-worker.{id}"])
+@in_rows("suffix", ["", ".gangline-worker", ".gangline-worker.{id}"])
 async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the_instance(connect, suffix):
     asker, bus = await connect(), await connect()
     responder = MicroService(bus, lambda: DESCRIPTION)
@@ -119,7 +120,7 @@ async def test_the_description_is_that_of_the_moment(connect):
     assert info["version"] == "0.2.0" and info["endpoints"] == []
 
 
-@pytest.mark.parametrize(("name", "version"), [("", "1.0.0"), ("a b", "1.0.0"), ("a", "1"), ("a", "one")])
+@in_rows(("name", "version"), [("", "1.0.0"), ("a b", "1.0.0"), ("a", "1"), ("a", "one")])
 def test_names_and_versions_that_the_protocol_does_not_allow_are_refused(name, version):
     with pytest.raises(InvalidSettings):
         ServiceDescription(name=name, version=version)

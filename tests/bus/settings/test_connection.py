@@ -11,6 +11,8 @@ import pytest
 from gangline.bus.settings.connection import DEFAULT_URL, ConnectionSettings, config_folder
 from gangline.schemas.errors.base import InvalidSettings
 
+from ...support.rows import in_rows
+
 
 def test_the_default_is_the_local_server_without_identity():
     settings = ConnectionSettings()
@@ -18,7 +20,7 @@ def test_the_default_is_the_local_server_without_identity():
     assert settings.tls_context() is None
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("given", "urls"),
     [
         ("localhost", ("nats://localhost:4222",)),
@@ -34,7 +36,7 @@ def test_addresses_may_be_short(given, urls):
     assert ConnectionSettings(urls=given).urls == urls  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("fields", "text"),
     [
         ({"urls": ()}, "at least one address"),

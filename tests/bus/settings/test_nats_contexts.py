@@ -9,6 +9,8 @@ import pytest
 from gangline.bus.settings.connection import DEFAULT_URL, ConnectionSettings, context_names, selected_context
 from gangline.schemas.errors.base import InvalidSettings
 
+from ...support.rows import in_rows
+
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
@@ -88,7 +90,7 @@ def test_arguments_go_before_the_context(home):
     assert settings.name == "me"
 
 
-@pytest.mark.parametrize("name", ["nope", "", "../secrets", ".hidden"])
+@in_rows("name", ["nope", "", "../secrets", ".hidden"])
 def test_an_unknown_context_is_an_error_that_lists_the_known_ones(home, name):
     add(home, "one", url="nats://one:4222")
     with pytest.raises(InvalidSettings, match="'one'"):
@@ -109,7 +111,7 @@ def test_a_broken_file_is_named(home):
         ConnectionSettings.from_context("list")
 
 
-@pytest.mark.parametrize("key", ["nsc", "user_jwt", "socks_proxy", "jetstream_domain"])
+@in_rows("key", ["nsc", "user_jwt", "socks_proxy", "jetstream_domain"])
 def test_what_is_not_supported_is_refused_and_not_ignored(home, key):
     add(home, "odd", url="nats://one:4222", **{key: "something"})
     with pytest.raises(InvalidSettings, match=key):

@@ -74,7 +74,7 @@ class Link:
         return sum(count for count, generation in self.asked if generation == self.owner.generation)
 
 
-class Rig:
+class ScriptedConsumer:
     def __init__(self, hub):
         self.hub = hub
         self.bus = hub.connect("test")
@@ -123,8 +123,8 @@ def message(sequence, delivered=1):
 
 
 @pytest.fixture
-async def rig():
-    made = Rig(MemoryServer())
+async def scripted():
+    made = ScriptedConsumer(MemoryServer())
     yield made
     await made.consumer.close()
     await made.bus.close()
@@ -133,386 +133,386 @@ async def rig():
 # -- asking -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_pulled_in_one_turn_makes_one_request(rig):
+async def test_what_is_pulled_in_one_turn_makes_one_request(scripted):
     for _ in range(5):
-        rig.consumer.pull(2)
-    assert rig.link.asked == []
-    await rig.turn()
-    assert rig.link.asked == [(10, 0)]
-    assert rig.consumer.wanted == 10
+        scripted.consumer.pull(2)
+    assert scripted.link.asked == []
+    await scripted.turn()
+    assert scripted.link.asked == [(10, 0)]
+    assert scripted.consumer.wanted == 10
 
 
-async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_requests(rig):
-    rig.consumer.pull(64)
-    await rig.turn()
+async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_requests(scripted):
+    scripted.consumer.pull(64)
+    await scripted.turn()
     for sequence in range(1, 1001):
-        rig.deliver(sequence)
-        rig.consumer.pull(1)
-        await rig.turn()
-        assert rig.link.outstanding() - sequence <= rig.consumer.wanted == 64
+        scripted.deliver(sequence)
+        scripted.consumer.pull(1)
+        await scripted.turn()
+        assert scripted.link.outstanding() - sequence <= scripted.consumer.wanted == 64
     # At least half is asked for at once, so that requests do not pile up at the server.
-    assert len(rig.link.asked) <= 1 + 1000 // 32 + 1
+    assert len(scripted.link.asked) <= 1 + 1000 // 32 + 1
 
 
-async def test_pulling_nothing_asks_for_nothing(rig):
-    rig.consumer.pull(0)
-    await rig.turn()
-    assert rig.link.asked == []
+async def test_pulling_nothing_asks_for_nothing(scripted):
+    scripted.consumer.pull(0)
+    await scripted.turn()
+    assert scripted.link.asked == []
 
 
-async def test_what_an_ended_request_left_is_asked_for_again(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.deliver(1, 2, 3)
-    rig.consumer.on_request_ended(7)
-    await rig.turn()
-    assert rig.link.asked == [(10, 0), (7, 0)]
+async def test_what_an_ended_request_left_is_asked_for_again(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.deliver(1, 2, 3)
+    scripted.consumer.on_request_ended(7)
+    await scripted.turn()
+    assert scripted.link.asked == [(10, 0), (7, 0)]
 
 
-async def test_a_reconnect_asks_for_what_is_outstanding_once_the_consumer_is_known_to_be_there(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.deliver(1, 2)
-    rig.hub.disconnect(rig.bus)
-    rig.link.connected = False
-    rig.consumer.pull(5)
+async def test_a_reconnect_asks_for_what_is_outstanding_once_the_consumer_is_known_to_be_there(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.deliver(1, 2)
+    scripted.hub.disconnect(scripted.bus)
+    scripted.link.connected = False
+    scripted.consumer.pull(5)
     await asyncio.sleep(10)
-    assert rig.link.asked == [(10, 0)]
-    rig.link.connected = True
-    rig.hub.reconnect(rig.bus)
+    assert scripted.link.asked == [(10, 0)]
+    scripted.link.connected = True
+    scripted.hub.reconnect(scripted.bus)
     await asyncio.sleep(0.1)
-    assert rig.link.looks == 1
-    assert rig.link.asked[1:] == [(13, rig.consumer.generation)]
+    assert scripted.link.looks == 1
+    assert scripted.link.asked[1:] == [(13, scripted.consumer.generation)]
 
 
-async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(rig):
-    rig.consumer.pull(3)
-    await rig.turn()
+async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(scripted):
+    scripted.consumer.pull(3)
+    await scripted.turn()
     for _ in range(10):
         await asyncio.sleep(SILENCE_S - 1)
-        rig.beat()
-    assert len(rig.link.asked) == 1
+        scripted.beat()
+    assert len(scripted.link.asked) == 1
     await asyncio.sleep(SILENCE_S + 0.5)
-    assert [count for count, _ in rig.link.asked] == [3, 3]
-    assert rig.link.asked[1][1] == rig.consumer.generation > 0
+    assert [count for count, _ in scripted.link.asked] == [3, 3]
+    assert scripted.link.asked[1][1] == scripted.consumer.generation > 0
 
 
-async def test_nothing_asked_for_is_no_silence(rig):
-    rig.consumer.pull(1)
-    await rig.turn()
-    rig.deliver(1)
+async def test_nothing_asked_for_is_no_silence(scripted):
+    scripted.consumer.pull(1)
+    await scripted.turn()
+    scripted.deliver(1)
     await asyncio.sleep(60)
-    assert rig.link.looks == 0
-    assert len(rig.link.asked) == 1
+    assert scripted.link.looks == 0
+    assert len(scripted.link.asked) == 1
 
 
-async def test_what_came_too_much_counts_against_the_next_pull(rig):
-    rig.consumer.pull(2)
-    await rig.turn()
-    rig.consumer.on_trouble()  # the old request is given up, but lives
+async def test_what_came_too_much_counts_against_the_next_pull(scripted):
+    scripted.consumer.pull(2)
+    await scripted.turn()
+    scripted.consumer.on_trouble()  # the old request is given up, but lives
     await asyncio.sleep(0.1)
-    rig.deliver(1, 2, 3, 4)
-    assert rig.got == [1, 2, 3, 4]
-    assert rig.consumer.wanted == 0
-    asked = len(rig.link.asked)
-    rig.consumer.pull(2)
-    await rig.turn()
-    assert len(rig.link.asked) == asked
-    rig.consumer.pull(1)
-    await rig.turn()
-    assert [count for count, _ in rig.link.asked[asked:]] == [1]
+    scripted.deliver(1, 2, 3, 4)
+    assert scripted.got == [1, 2, 3, 4]
+    assert scripted.consumer.wanted == 0
+    asked = len(scripted.link.asked)
+    scripted.consumer.pull(2)
+    await scripted.turn()
+    assert len(scripted.link.asked) == asked
+    scripted.consumer.pull(1)
+    await scripted.turn()
+    assert [count for count, _ in scripted.link.asked[asked:]] == [1]
 
 
 # -- trouble ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(rig):
-    rig.consumer.pull(1)
-    await rig.turn()
-    rig.link.there = False
-    rig.consumer.on_trouble()
-    rig.consumer.on_trouble()
+async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(scripted):
+    scripted.consumer.pull(1)
+    await scripted.turn()
+    scripted.link.there = False
+    scripted.consumer.on_trouble()
+    scripted.consumer.on_trouble()
     await asyncio.sleep(1)
-    assert rig.lost == [1]
-    assert rig.ended == [rig.consumer]
-    assert rig.link.stopped == 1
-    rig.deliver(1)
-    rig.consumer.pull(5)
-    rig.consumer.ack(message(1))
-    await rig.turn()
-    assert rig.got == []
-    assert len(rig.link.asked) == 1
-    assert rig.link.acks == []
+    assert scripted.lost == [1]
+    assert scripted.ended == [scripted.consumer]
+    assert scripted.link.stopped == 1
+    scripted.deliver(1)
+    scripted.consumer.pull(5)
+    scripted.consumer.ack(message(1))
+    await scripted.turn()
+    assert scripted.got == []
+    assert len(scripted.link.asked) == 1
+    assert scripted.link.acks == []
     with pytest.raises(ConsumerLost):
-        await rig.consumer.state()
-    assert rig.lost == [1]
-    await rig.consumer.close(delete=True)
-    assert rig.link.removed == 0
+        await scripted.consumer.state()
+    assert scripted.lost == [1]
+    await scripted.consumer.close(delete=True)
+    assert scripted.link.removed == 0
 
 
-async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pauses(rig):
-    rig.consumer.pull(1)
-    await rig.turn()
-    rig.link.trouble = StorageUnavailable("no leader")
-    rig.consumer.on_trouble()
+async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pauses(scripted):
+    scripted.consumer.pull(1)
+    await scripted.turn()
+    scripted.link.trouble = StorageUnavailable("no leader")
+    scripted.consumer.on_trouble()
     await asyncio.sleep(10)
-    assert rig.lost == []
-    assert 8 <= rig.link.looks <= 16
-    rig.link.trouble = None
+    assert scripted.lost == []
+    assert 8 <= scripted.link.looks <= 16
+    scripted.link.trouble = None
     await asyncio.sleep(1.5)
-    assert [count for count, _ in rig.link.asked] == [1, 1]
+    assert [count for count, _ in scripted.link.asked] == [1, 1]
 
 
-async def test_trouble_again_and_again_is_met_at_first_at_once_and_then_with_pauses(rig):
-    rig.consumer.pull(1)
-    await rig.turn()
+async def test_trouble_again_and_again_is_met_at_first_at_once_and_then_with_pauses(scripted):
+    scripted.consumer.pull(1)
+    await scripted.turn()
     begin = asyncio.get_running_loop().time()
     times = []
     for _ in range(6):
-        asked = len(rig.link.asked)
-        rig.consumer.on_trouble()
-        while len(rig.link.asked) == asked:  # noqa: ASYNC110
+        asked = len(scripted.link.asked)
+        scripted.consumer.on_trouble()
+        while len(scripted.link.asked) == asked:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         times.append(asyncio.get_running_loop().time() - begin)
     assert times[0] < 0.05
     assert 1.5 < times[-1] < 5
 
 
-async def test_what_was_delivered_and_never_came_is_refused(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.deliver(3, 4)
-    rig.link.in_stream = [3, 4, 6, 8, 9]
-    rig.link.delivered = 8
-    rig.consumer.on_trouble()
+async def test_what_was_delivered_and_never_came_is_refused(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.deliver(3, 4)
+    scripted.link.in_stream = [3, 4, 6, 8, 9]
+    scripted.link.delivered = 8
+    scripted.consumer.on_trouble()
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [6, 8]
+    assert scripted.link.refused == [6, 8]
     # One came; the other is refused again when there is trouble again, but not for ever.
-    rig.deliver(6)
+    scripted.deliver(6)
     for _ in range(10):
-        rig.consumer.on_trouble()
+        scripted.consumer.on_trouble()
         await asyncio.sleep(2)
-    assert set(rig.link.refused[2:]) == {8}
-    assert 3 <= len(rig.link.refused[2:]) <= 5
+    assert set(scripted.link.refused[2:]) == {8}
+    assert 3 <= len(scripted.link.refused[2:]) <= 5
 
 
-async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.deliver(1)
-    rig.link.in_stream = [1, 2, 3, 4]
-    rig.deliver(4, skip=2)
+async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.deliver(1)
+    scripted.link.in_stream = [1, 2, 3, 4]
+    scripted.deliver(4, skip=2)
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [2, 3]
-    assert rig.consumer.wanted == 8
-    rig.deliver(2, 3)
-    assert rig.got == [1, 4, 2, 3]
+    assert scripted.link.refused == [2, 3]
+    assert scripted.consumer.wanted == 8
+    scripted.deliver(2, 3)
+    assert scripted.got == [1, 4, 2, 3]
 
 
-async def test_the_loss_of_the_first_delivery_is_noticed_at_the_next(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.link.in_stream = [1, 2]
-    rig.deliver(2, skip=1)
+async def test_the_loss_of_the_first_delivery_is_noticed_at_the_next(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.link.in_stream = [1, 2]
+    scripted.deliver(2, skip=1)
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1]
+    assert scripted.link.refused == [1]
 
 
-async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(rig):
-    rig.consumer.pull(3)
-    await rig.turn()
-    rig.link.in_stream = [1, 2, 5]
-    rig.deliver(1)
-    rig.lose(2, 5)
-    rig.beat()
+async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(scripted):
+    scripted.consumer.pull(3)
+    await scripted.turn()
+    scripted.link.in_stream = [1, 2, 5]
+    scripted.deliver(1)
+    scripted.lose(2, 5)
+    scripted.beat()
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [2, 5]
-    assert [count for count, _ in rig.link.asked] == [3, 2]  # the lost ones used up two of the three
+    assert scripted.link.refused == [2, 5]
+    assert [count for count, _ in scripted.link.asked] == [3, 2]  # the lost ones used up two of the three
     # One comes; the other is lost again, or its refusal was.
-    rig.deliver(2)
-    rig.beat()
+    scripted.deliver(2)
+    scripted.beat()
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [2, 5, 5]
-    rig.deliver(5)
-    rig.beat()
+    assert scripted.link.refused == [2, 5, 5]
+    scripted.deliver(5)
+    scripted.beat()
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [2, 5, 5]
-    assert rig.got == [1, 2, 5]
+    assert scripted.link.refused == [2, 5, 5]
+    assert scripted.got == [1, 2, 5]
 
 
-async def test_a_redelivery_that_is_lost_is_refused_again_at_the_next_delivery(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.link.in_stream = [1, 2, 3]
-    rig.deliver(2, skip=1)
+async def test_a_redelivery_that_is_lost_is_refused_again_at_the_next_delivery(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.link.in_stream = [1, 2, 3]
+    scripted.deliver(2, skip=1)
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1]
-    rig.lose(1)
-    rig.deliver(3)
+    assert scripted.link.refused == [1]
+    scripted.lose(1)
+    scripted.deliver(3)
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1, 1]
+    assert scripted.link.refused == [1, 1]
 
 
-async def test_a_gap_is_filled_when_storage_answers_again(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.link.in_stream = [1, 2]
-    rig.link.trouble = StorageUnavailable("no leader")
-    rig.deliver(2, skip=1)
+async def test_a_gap_is_filled_when_storage_answers_again(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.link.in_stream = [1, 2]
+    scripted.link.trouble = StorageUnavailable("no leader")
+    scripted.deliver(2, skip=1)
     await asyncio.sleep(5)
-    assert rig.link.refused == []
-    rig.link.trouble = None
+    assert scripted.link.refused == []
+    scripted.link.trouble = None
     await asyncio.sleep(2)
-    assert rig.link.refused == [1]
+    assert scripted.link.refused == [1]
 
 
-async def test_a_message_that_comes_again_tells_that_some_were_lost_but_not_which(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.link.in_stream = [1, 2, 3, 4]
-    rig.deliver(2, skip=1)
+async def test_a_message_that_comes_again_tells_that_some_were_lost_but_not_which(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.link.in_stream = [1, 2, 3, 4]
+    scripted.deliver(2, skip=1)
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1]
-    rig.lose(3)
-    rig.deliver(1)  # the server has delivered more, as its number shows
+    assert scripted.link.refused == [1]
+    scripted.lose(3)
+    scripted.deliver(1)  # the server has delivered more, as its number shows
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1]
-    rig.deliver(4)
+    assert scripted.link.refused == [1]
+    scripted.deliver(4)
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1, 3]
+    assert scripted.link.refused == [1, 3]
 
 
-async def test_what_a_new_generation_has_been_told_is_no_gap(rig):
-    rig.consumer.pull(10)
-    await rig.turn()
-    rig.lose(1)
-    rig.link.in_stream = [1]
-    rig.consumer.on_trouble()
+async def test_what_a_new_generation_has_been_told_is_no_gap(scripted):
+    scripted.consumer.pull(10)
+    await scripted.turn()
+    scripted.lose(1)
+    scripted.link.in_stream = [1]
+    scripted.consumer.on_trouble()
     await asyncio.sleep(0.1)
-    rig.deliver(1)
-    rig.beat()
+    scripted.deliver(1)
+    scripted.beat()
     await asyncio.sleep(0.1)
-    assert rig.link.refused == [1]
+    assert scripted.link.refused == [1]
 
 
 # -- acknowledging ------------------------------------------------------------------------------------------------
 
 
-async def test_acknowledgements_of_one_turn_are_a_batch_that_is_sent_again_until_it_is_confirmed(rig):
-    rig.consumer.ack(message(1))
-    rig.consumer.ack(message(2))
-    await rig.turn()
-    rig.consumer.ack(message(3))
-    await rig.turn()
-    assert (rig.link.acks, rig.link.batches) == ([1, 2, 3], 2)
-    rig.consumer.on_acknowledged(1)
-    assert rig.confirmed == [[1, 2]]
+async def test_acknowledgements_of_one_turn_are_a_batch_that_is_sent_again_until_it_is_confirmed(scripted):
+    scripted.consumer.ack(message(1))
+    scripted.consumer.ack(message(2))
+    await scripted.turn()
+    scripted.consumer.ack(message(3))
+    await scripted.turn()
+    assert (scripted.link.acks, scripted.link.batches) == ([1, 2, 3], 2)
+    scripted.consumer.on_acknowledged(1)
+    assert scripted.confirmed == [[1, 2]]
     await asyncio.sleep(2.6)
-    assert (rig.link.acks, rig.link.batches) == ([1, 2, 3, 3], 3)
-    rig.consumer.on_acknowledged(2)
-    assert rig.confirmed == [[1, 2]], "that batch was given up"
-    rig.consumer.on_acknowledged(3)
-    assert rig.confirmed == [[1, 2], [3]]
+    assert (scripted.link.acks, scripted.link.batches) == ([1, 2, 3, 3], 3)
+    scripted.consumer.on_acknowledged(2)
+    assert scripted.confirmed == [[1, 2]], "that batch was given up"
+    scripted.consumer.on_acknowledged(3)
+    assert scripted.confirmed == [[1, 2], [3]]
     await asyncio.sleep(60)
-    assert rig.link.acks == [1, 2, 3, 3]
+    assert scripted.link.acks == [1, 2, 3, 3]
 
 
-async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(rig):
+async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(scripted):
     """Of a batch on its way while the leader changes the last may arrive, and not those before it."""
     for sequence in (1, 2):
-        rig.consumer.ack(message(sequence))
-    await rig.turn()
-    rig.consumer.on_acknowledged(1)
-    rig.consumer.ack(message(3))
-    await rig.turn()
-    rig.consumer.on_trouble()
+        scripted.consumer.ack(message(sequence))
+    await scripted.turn()
+    scripted.consumer.on_acknowledged(1)
+    scripted.consumer.ack(message(3))
+    await scripted.turn()
+    scripted.consumer.on_trouble()
     await asyncio.sleep(0.1)
-    assert rig.link.acks == [1, 2, 3, 1, 2, 3]
-    rig.consumer.on_acknowledged(3)
-    assert rig.confirmed == [[1, 2], [3]], "told of each once"
-    await rig.consumer.settled()
+    assert scripted.link.acks == [1, 2, 3, 1, 2, 3]
+    scripted.consumer.on_acknowledged(3)
+    assert scripted.confirmed == [[1, 2], [3]], "told of each once"
+    await scripted.consumer.settled()
 
 
-async def test_settled_waits_for_those_before_it_only(rig):
-    await rig.consumer.settled()
-    rig.consumer.ack(message(1))
-    settling = asyncio.ensure_future(rig.consumer.settled())
-    await rig.turn()
-    rig.consumer.ack(message(2))
+async def test_settled_waits_for_those_before_it_only(scripted):
+    await scripted.consumer.settled()
+    scripted.consumer.ack(message(1))
+    settling = asyncio.ensure_future(scripted.consumer.settled())
+    await scripted.turn()
+    scripted.consumer.ack(message(2))
     assert not settling.done()
-    rig.consumer.on_acknowledged(1)
+    scripted.consumer.on_acknowledged(1)
     await settling
 
 
-async def test_acknowledgements_made_without_a_connection_are_sent_after_it(rig):
-    rig.hub.disconnect(rig.bus)
-    rig.link.connected = False
-    rig.consumer.ack(message(1))
-    await rig.turn()
-    assert rig.link.acks == []
-    rig.link.connected = True
-    rig.hub.reconnect(rig.bus)
+async def test_acknowledgements_made_without_a_connection_are_sent_after_it(scripted):
+    scripted.hub.disconnect(scripted.bus)
+    scripted.link.connected = False
+    scripted.consumer.ack(message(1))
+    await scripted.turn()
+    assert scripted.link.acks == []
+    scripted.link.connected = True
+    scripted.hub.reconnect(scripted.bus)
     await asyncio.sleep(0.01)
-    assert rig.link.acks == [1]
+    assert scripted.link.acks == [1]
 
 
-async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(rig):
-    rig.consumer.pull(4)
-    await rig.turn()
-    rig.deliver(1, 2)
-    rig.consumer.ack(message(1))
-    await rig.turn()
-    rig.consumer.on_acknowledged(1)
-    rig.consumer.ack(message(2))
-    await rig.turn()
-    rig.deliver(1, 2)
-    await rig.turn()
-    assert rig.got == [1, 2]
-    assert rig.link.acks == [1, 2, 1, 2]
-    assert rig.consumer.wanted == 2
-    assert rig.link.outstanding() - 4 == 2
+async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(scripted):
+    scripted.consumer.pull(4)
+    await scripted.turn()
+    scripted.deliver(1, 2)
+    scripted.consumer.ack(message(1))
+    await scripted.turn()
+    scripted.consumer.on_acknowledged(1)
+    scripted.consumer.ack(message(2))
+    await scripted.turn()
+    scripted.deliver(1, 2)
+    await scripted.turn()
+    assert scripted.got == [1, 2]
+    assert scripted.link.acks == [1, 2, 1, 2]
+    assert scripted.consumer.wanted == 2
+    assert scripted.link.outstanding() - 4 == 2
 
 
-async def test_settled_fails_when_the_consumer_is_lost(rig):
-    rig.consumer.ack(message(1))
-    settling = asyncio.ensure_future(rig.consumer.settled())
-    await rig.turn()
-    rig.link.there = False
-    rig.consumer.on_trouble()
+async def test_settled_fails_when_the_consumer_is_lost(scripted):
+    scripted.consumer.ack(message(1))
+    settling = asyncio.ensure_future(scripted.consumer.settled())
+    await scripted.turn()
+    scripted.link.there = False
+    scripted.consumer.on_trouble()
     with pytest.raises(ConsumerLost):
         await settling
     with pytest.raises(ConsumerLost):
-        await rig.consumer.settled()
+        await scripted.consumer.settled()
 
 
-async def test_a_message_that_no_consumer_delivered_cannot_be_acknowledged(rig):
-    rig.consumer.ack(StreamMessage(subject="x", data=b"", headers=None, sequence=1, at=0.0))
-    assert rig.link.acks == []
+async def test_a_message_that_no_consumer_delivered_cannot_be_acknowledged(scripted):
+    scripted.consumer.ack(StreamMessage(subject="x", data=b"", headers=None, sequence=1, at=0.0))
+    assert scripted.link.acks == []
 
 
 # -- closing ------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_waits_for_acknowledgements_but_not_for_long(rig):
-    rig.consumer.ack(message(1))
+async def test_closing_waits_for_acknowledgements_but_not_for_long(scripted):
+    scripted.consumer.ack(message(1))
     begin = asyncio.get_running_loop().time()
-    await rig.consumer.close(delete=True)
+    await scripted.consumer.close(delete=True)
     assert 1.9 < asyncio.get_running_loop().time() - begin < 2.5
-    assert rig.link.removed == 1
-    await rig.consumer.close(delete=True)
-    assert rig.link.removed == 1
-    rig.deliver(1)
-    assert rig.got == []
+    assert scripted.link.removed == 1
+    await scripted.consumer.close(delete=True)
+    assert scripted.link.removed == 1
+    scripted.deliver(1)
+    assert scripted.got == []
 
 
-async def test_a_closed_bus_closes_the_consumer(rig):
+async def test_a_closed_bus_closes_the_consumer(scripted):
     settling = None
-    rig.consumer.ack(message(1))
-    settling = asyncio.ensure_future(rig.consumer.settled())
-    await rig.turn()
-    await rig.bus.close()
+    scripted.consumer.ack(message(1))
+    settling = asyncio.ensure_future(scripted.consumer.settled())
+    await scripted.turn()
+    await scripted.bus.close()
     with pytest.raises(ClosedError):
         await settling
     with pytest.raises(ClosedError):
-        await rig.consumer.state()
-    assert rig.lost == []
+        await scripted.consumer.state()
+    assert scripted.lost == []

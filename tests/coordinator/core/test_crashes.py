@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import KvEntry, Message
+from gangline.coordinator.service import Coordinator
 from gangline.schemas.errors.base import GanglineError
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ...scale import repetitions
-from ...support.coordinator.rig import System
+from ...support.coordinator.rig import CoordinatorSystem
 from ...waiting import until
 
 LAST = 60
@@ -25,7 +26,7 @@ LAST = 60
 class Killer:
     """Ends the leader's process after its n-th step: a message that it sent, or a change that it made in the ledger."""
 
-    def __init__(self, system: System, hub: Any, step: int) -> None:
+    def __init__(self, system: CoordinatorSystem, hub: Any, step: int) -> None:
         self.hub = hub
         self.left = step
         self.armed = False
@@ -54,7 +55,7 @@ class Killer:
             asyncio.get_running_loop().call_soon(self.hub.kill, self.victim)
 
 
-async def workers(system: System, count: int = 2, slots: int = 2) -> list[Worker]:
+async def workers(system: CoordinatorSystem, count: int = 2, slots: int = 2) -> list[Worker]:
     made = []
     for number in range(count):
         name = f"w{number}"
@@ -71,7 +72,17 @@ async def workers(system: System, count: int = 2, slots: int = 2) -> list[Worker
     return made
 
 
-async def insist(system: System, operation: str, body: dict[str, Any], *, within_s: float = 60.0) -> Any:
+async def two_coordinators(system: CoordinatorSystem, hub: Any, step: int) -> tuple[list[Worker], Coordinator, Killer]:
+    """Two workers, a leader that knows them, a standby, and what will kill the leader."""
+    made = await workers(system)
+    first = await system.coordinator("first")
+    await first.wait_leading()
+    await system.coordinator("second")
+    await until(lambda: first.statistics().workers == 2)
+    return made, first, Killer(system, hub, step)
+
+
+async def insist(system: CoordinatorSystem, operation: str, body: dict[str, Any], *, within_s: float = 60.0) -> Any:
     """Ask until somebody answers who leads; other errors are raised."""
     async with asyncio.timeout(within_s):
         while True:
@@ -87,14 +98,9 @@ def in_use(made: list[Worker]) -> int:
     return sum(worker.core.load.ongoing for worker in made)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(5, whole=1)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=1)))
 async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
-    made = await workers(system)
-    first = await system.coordinator("first")
-    await first.wait_leading()
-    await system.coordinator("second")
-    await until(lambda: first.statistics().workers == 2)
-    killer = Killer(system, hub, step)
+    made, first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)
     owned = {"id": "mine", "owner_token": "token"}
     gang = await insist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 30, **owned})
@@ -108,14 +114,9 @@ async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, h
     assert killer.struck
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
 async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back(system, hub, step):
-    made = await workers(system)
-    first = await system.coordinator("first")
-    await first.wait_leading()
-    await system.coordinator("second")
-    await until(lambda: first.statistics().workers == 2)
-    killer = Killer(system, hub, step)
+    made, first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)
     asked = asyncio.create_task(system.owner.acquire(pool="train", size=4, ttl_s=3))
     await asyncio.sleep(1)
@@ -130,16 +131,11 @@ async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back
     await system.owner.release(again)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
 async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither_twice(system, hub, step):
-    made = await workers(system)
-    first = await system.coordinator("first")
-    await first.wait_leading()
-    await system.coordinator("second")
-    await until(lambda: first.statistics().workers == 2)
+    made, first, killer = await two_coordinators(system, hub, step)
     owned = {"id": "mine", "owner_token": "token"}
     await insist(system, "acquire", {"pool": "train", "size": 4, "ttl_s": 60, "backoff_s": 0, **owned})
-    killer = Killer(system, hub, step)
     killer.arm(first)
     report = {"gang": "mine", "generation": 1, "rank": 1, "cause": "crashed"}
     await insist(system, "report", report)

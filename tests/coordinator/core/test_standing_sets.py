@@ -230,7 +230,7 @@ def test_an_old_gang_serves_until_its_replacement_has_been_ready_for_a_while():
     world.advance(2.0)
     slowly(world, "s-1-2")
     world.declare("s", 1, owner="v2", min_ready_s=5.0)
-    world.advance(600.0)
+    world.advance(60.0)
     assert world.states() == {"s-1-1": "formed", "s-1-2": "formed"} and ready(world) == ["s-1-1"]
     record = world.ledger.gangs()["s-1-2"]
     assert (record.state, record.ready) == ("formed", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.coordinator.core.tenants import in_turn
@@ -16,7 +16,9 @@ from gangline.schemas.messages.gangs import MemberCause
 from gangline.schemas.permissions.quotas import Quota, Quotas
 from gangline.schemas.records.gangs import GangSpec
 
+from ...scale import repetitions
 from ...support.coordinator.world import World
+from ...support.rows import in_rows
 
 
 def world_with(*slots: int, **quotas: Quota) -> World:
@@ -97,7 +99,7 @@ def test_a_gang_with_a_range_of_sizes_grows_up_to_the_quota():
     assert found is not None and (found.step, found.size) == ("formed", 3)
 
 
-@pytest.mark.parametrize("quota, more, name", [
+@in_rows(("quota", "more", "name"), [
     (Quota(), {"priority": 1}, "priority"),
     (Quota(), {"preempt": True}, "preempt"),
     (Quota(gang_slots=3), {"slots": 2}, "gang_slots"),
@@ -205,6 +207,7 @@ def test_tenants_take_turns_by_what_they_have_for_their_weight():
     assert waits_in_turn(("", "x", 1), *queued[:2], ("", "y", 1), used={"": 1}) == "axby"
 
 
+@settings(max_examples=repetitions(25, whole=100))
 @given(st.lists(st.tuples(st.sampled_from(["", "lab", "shop"]), st.integers(1, 4)), max_size=12), st.data())
 def test_turns_lose_nobody_and_keep_the_order_of_each_tenant(queued: list[tuple[str, int]], data: st.DataObject):
     used = {tenant: data.draw(st.integers(0, 6)) for tenant in ("", "lab", "shop")}

@@ -28,7 +28,7 @@ LEDGER = {
     "gangset_status.s1": {**STATUS, "previous": {"pool": "train", "size": 1}},
     "member.train.w1.g1": {"gang": "g1", "generation": 1, "epoch": 7, "seats": [{"rank": 0, "token": "t"}]},
 }
-SAMPLE = 150
+SAMPLE = 40
 
 
 def begin(documents: dict[str, object]) -> None:

@@ -55,7 +55,7 @@ async def _done() -> None:
     """Nothing to do."""
 
 
-class Rig:
+class Declarations:
     def __init__(self) -> None:
         self.bucket = Bucket()
         self.told: list[int | None] = []
@@ -74,41 +74,43 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> AsyncGenerator[Rig, None]:
-    made = Rig()
+async def declarations() -> AsyncGenerator[Declarations, None]:
+    made = Declarations()
     await made.sets.start({})
     yield made
     await made.sets.stop()
     await made.tasks.stop()
 
 
-async def test_one_that_is_deleted_before_its_watch_has_seen_it_restored_is_gone(rig: Rig) -> None:
-    rig.bucket.report(rig.bucket.entry(KvOperation.DELETE))  # the bucket was lost, and is there again
-    await until(lambda: rig.bucket.reads > 0)
-    assert rig.told == [1]
-    del rig.bucket.values[KEY]  # which the watch does not report: it was deleted for it before
-    await until(lambda: len(rig.told) > 1)
-    assert rig.told == [1, None]
+async def test_one_that_is_deleted_before_its_watch_has_seen_it_restored_is_gone(
+    declarations: Declarations,
+) -> None:
+    declarations.bucket.report(declarations.bucket.entry(KvOperation.DELETE))  # the bucket was lost, and is there again
+    await until(lambda: declarations.bucket.reads > 0)
+    assert declarations.told == [1]
+    del declarations.bucket.values[KEY]  # which the watch does not report: it was deleted for it before
+    await until(lambda: len(declarations.told) > 1)
+    assert declarations.told == [1, None]
 
 
-async def test_one_that_is_reported_again_stays_and_is_not_read_any_more(rig: Rig) -> None:
-    rig.bucket.report(rig.bucket.entry(KvOperation.DELETE))
-    await until(lambda: rig.bucket.reads > 0)
-    rig.bucket.report(rig.bucket.entry(KvOperation.PUT))
-    await until(lambda: not rig.tasks)
-    assert rig.told == [1]
+async def test_one_that_is_reported_again_stays_and_is_not_read_any_more(declarations: Declarations) -> None:
+    declarations.bucket.report(declarations.bucket.entry(KvOperation.DELETE))
+    await until(lambda: declarations.bucket.reads > 0)
+    declarations.bucket.report(declarations.bucket.entry(KvOperation.PUT))
+    await until(lambda: not declarations.tasks)
+    assert declarations.told == [1]
 
 
-async def test_one_that_was_deleted_in_the_new_bucket_is_not_restored(rig: Rig) -> None:
-    await rig.sets.restore()
-    assert [(write.key, write.revision, write.revives) for write in rig.bucket.written] == [(KEY, 0, False)]
+async def test_one_that_was_deleted_in_the_new_bucket_is_not_restored(declarations: Declarations) -> None:
+    await declarations.sets.restore()
+    assert [(write.key, write.revision, write.revives) for write in declarations.bucket.written] == [(KEY, 0, False)]
 
 
-async def test_a_term_that_is_over_restores_nothing(rig: Rig) -> None:
-    rig.bucket.answers = [StorageUnavailable("no answer in time")]
-    restoring = asyncio.create_task(rig.sets.restore())
-    await until(lambda: bool(rig.bucket.written))
-    rig.sets.end()
+async def test_a_term_that_is_over_restores_nothing(declarations: Declarations) -> None:
+    declarations.bucket.answers = [StorageUnavailable("no answer in time")]
+    restoring = asyncio.create_task(declarations.sets.restore())
+    await until(lambda: bool(declarations.bucket.written))
+    declarations.sets.end()
     await restoring
-    await rig.sets.restore()
-    assert len(rig.bucket.written) == 1
+    await declarations.sets.restore()
+    assert len(declarations.bucket.written) == 1

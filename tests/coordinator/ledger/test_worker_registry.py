@@ -43,7 +43,7 @@ class Audience:
         return [item[0] for item in self.told]
 
 
-class Rig:
+class WatchedRegistry:
     def __init__(self) -> None:
         self.hub = MemoryServer()
         self.beating = True
@@ -52,10 +52,10 @@ class Rig:
         self.kv = await self.hub.connect("worker").bucket(NAMES.ledger_bucket, BucketSettings())
         self.bus = self.hub.connect("census")
         own = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
-        self.worker_registry = WorkerRegistry(own, NAMES, ServiceSettings(), logger_for("test"))
-        self.bus.on_connection(self.worker_registry.on_connection)
-        self.listener = self.worker_registry.listener = Audience()
-        await self.worker_registry.start()
+        self.registry = WorkerRegistry(own, NAMES, ServiceSettings(), logger_for("test"))
+        self.bus.on_connection(self.registry.on_connection)
+        self.listener = self.registry.listener = Audience()
+        await self.registry.start()
 
     async def register(self, **fields) -> None:
         await self.kv.put(NAMES.registration_key(W1), registration(**fields).model_dump_json().encode(), ttl_s=60)
@@ -70,191 +70,191 @@ class Rig:
 
 
 @pytest.fixture
-async def rig():
-    made = Rig()
+async def watched():
+    made = WatchedRegistry()
     await made.open()
     yield made
-    await made.worker_registry.stop()
+    await made.registry.stop()
 
 
-async def test_a_worker_is_seen_with_its_first_heartbeat_and_then_by_its_load(rig):
-    await rig.register()
+async def test_a_worker_is_seen_with_its_first_heartbeat_and_then_by_its_load(watched):
+    await watched.register()
     await asyncio.sleep(0.5)
-    assert rig.listener.told == []
-    await rig.beat()
-    await rig.beat(running=2)
+    assert watched.listener.told == []
+    await watched.beat()
+    await watched.beat(running=2)
     await asyncio.sleep(0.1)
-    assert rig.listener.told == [("seen", 1, False), ("load", 2)]
-    assert len(rig.worker_registry) == 1
+    assert watched.listener.told == [("seen", 1, False), ("load", 2)]
+    assert len(watched.registry) == 1
 
 
-async def test_a_worker_that_wrote_its_heartbeat_first_is_looked_up(rig):
-    await rig.beat()
-    await rig.register()
+async def test_a_worker_that_wrote_its_heartbeat_first_is_looked_up(watched):
+    await watched.beat()
+    await watched.register()
     await asyncio.sleep(0.1)
-    assert rig.listener.kinds() == ["seen"]
+    assert watched.listener.kinds() == ["seen"]
 
 
-async def test_a_heartbeat_of_another_instance_says_nothing_of_this_one(rig):
-    await rig.register()
-    await rig.beat(instance="b")
+async def test_a_heartbeat_of_another_instance_says_nothing_of_this_one(watched):
+    await watched.register()
+    await watched.beat(instance="b")
     await asyncio.sleep(0.5)
-    assert rig.listener.told == []
+    assert watched.listener.told == []
 
 
-async def test_a_silent_worker_is_gone_when_its_key_has_expired(rig):
-    await rig.register()
-    await rig.live(2)
+async def test_a_silent_worker_is_gone_when_its_key_has_expired(watched):
+    await watched.register()
+    await watched.live(2)
     began = asyncio.get_running_loop().time()
-    while "gone" not in rig.listener.kinds():  # noqa: ASYNC110
+    while "gone" not in watched.listener.kinds():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert 1.5 < asyncio.get_running_loop().time() - began < 3.0
-    assert len(rig.worker_registry) == 0
-    await rig.beat()
+    assert len(watched.registry) == 0
+    await watched.beat()
     await asyncio.sleep(0.1)
-    assert rig.listener.kinds()[-1] == "seen"
+    assert watched.listener.kinds()[-1] == "seen"
 
 
-async def test_a_worker_that_takes_its_key_back_is_gone_at_once(rig):
-    await rig.register()
-    await rig.live(1)
-    await rig.kv.delete(NAMES.alive_key(W1))
+async def test_a_worker_that_takes_its_key_back_is_gone_at_once(watched):
+    await watched.register()
+    await watched.live(1)
+    await watched.kv.delete(NAMES.alive_key(W1))
     await asyncio.sleep(0.1)
-    assert rig.listener.told[-1] == ("gone", "left")
+    assert watched.listener.told[-1] == ("gone", "left")
 
 
 @pytest.mark.parametrize("left", [True, False])
-async def test_nothing_is_kept_of_a_silent_worker_that_is_gone(rig, left):
-    await rig.register()
-    await rig.live(1)
-    worker_registry = rig.worker_registry
+async def test_nothing_is_kept_of_a_silent_worker_that_is_gone(watched, left):
+    await watched.register()
+    await watched.live(1)
+    worker_registry = watched.registry
     if left:
-        await rig.kv.delete(NAMES.alive_key(W1))
+        await watched.kv.delete(NAMES.alive_key(W1))
     worker_registry._silent.suspect(W1, "")
-    assert "gone" not in rig.listener.kinds() and len(worker_registry._silent) == 1
+    assert "gone" not in watched.listener.kinds() and len(worker_registry._silent) == 1
     if left:
         await asyncio.sleep(0.05)
-        assert rig.listener.told[-1] == ("gone", "left")
+        assert watched.listener.told[-1] == ("gone", "left")
     else:
         worker_registry._entries[W1].lives = False
-        await rig.kv.delete(NAMES.alive_key(W1))
-        await rig.kv.delete(NAMES.registration_key(W1))
+        await watched.kv.delete(NAMES.alive_key(W1))
+        await watched.kv.delete(NAMES.registration_key(W1))
         await worker_registry.pull(asyncio.get_running_loop().time())
     assert len(worker_registry._silent) == 0
     await worker_registry.stop()
 
 
-async def test_a_worker_whose_registration_went_lives_while_its_heart_beats(rig):
-    await rig.register()
-    await rig.live(1)
-    await rig.kv.delete(NAMES.registration_key(W1))
-    await rig.live(8)
-    assert "gone" not in rig.listener.kinds()
+async def test_a_worker_whose_registration_went_lives_while_its_heart_beats(watched):
+    await watched.register()
+    await watched.live(1)
+    await watched.kv.delete(NAMES.registration_key(W1))
+    await watched.live(8)
+    assert "gone" not in watched.listener.kinds()
 
 
-async def test_an_answer_counts_as_a_heartbeat(rig):
-    await rig.register()
-    await rig.live(1)
+async def test_an_answer_counts_as_a_heartbeat(watched):
+    await watched.register()
+    await watched.live(1)
     for _ in range(16):
         await asyncio.sleep(0.5)
-        rig.worker_registry.heard(W1)
-    assert "gone" not in rig.listener.kinds()
+        watched.registry.heard(W1)
+    assert "gone" not in watched.listener.kinds()
 
 
-async def test_an_outage_of_storage_ends_nobody(rig):
-    await rig.register()
-    await rig.live(1)
+async def test_an_outage_of_storage_ends_nobody(watched):
+    await watched.register()
+    await watched.live(1)
     for _ in range(16):
         await asyncio.sleep(0.5)
-        rig.worker_registry.outage()
-    assert "gone" not in rig.listener.kinds()
+        watched.registry.outage()
+    assert "gone" not in watched.listener.kinds()
     await asyncio.sleep(3.5)
-    assert "gone" in rig.listener.kinds()
+    assert "gone" in watched.listener.kinds()
 
 
-async def test_a_lookup_that_fails_ends_nobody(rig):
-    await rig.register()
-    await rig.live(1)
-    rig.hub.storage_down()
+async def test_a_lookup_that_fails_ends_nobody(watched):
+    await watched.register()
+    await watched.live(1)
+    watched.hub.storage_down()
     await asyncio.sleep(10)
-    assert "gone" not in rig.listener.kinds()
-    rig.hub.storage_back()
-    await rig.live(5)
-    assert "gone" not in rig.listener.kinds()
+    assert "gone" not in watched.listener.kinds()
+    watched.hub.storage_back()
+    await watched.live(5)
+    assert "gone" not in watched.listener.kinds()
 
 
-async def test_while_we_are_not_connected_nobody_is_silent(rig):
-    await rig.register()
-    await rig.live(1)
-    rig.hub.disconnect(rig.bus)
-    await rig.live(10)
-    rig.hub.reconnect(rig.bus)
-    await rig.live(5)
-    assert "gone" not in rig.listener.kinds()
+async def test_while_we_are_not_connected_nobody_is_silent(watched):
+    await watched.register()
+    await watched.live(1)
+    watched.hub.disconnect(watched.bus)
+    await watched.live(10)
+    watched.hub.reconnect(watched.bus)
+    await watched.live(5)
+    assert "gone" not in watched.listener.kinds()
 
 
-async def test_our_own_freeze_is_nobodys_silence(rig):
-    await rig.register()
-    await rig.live(1)
+async def test_our_own_freeze_is_nobodys_silence(watched):
+    await watched.register()
+    await watched.live(1)
     # As after ten seconds without a turn of our loop.
-    rig.worker_registry._freeze.last_at -= 10
-    rig.worker_registry._entries[W1].heard_at -= 10
-    await rig.kv.delete("none")
-    await rig.live(4)
-    assert "gone" not in rig.listener.kinds()
+    watched.registry._freeze.last_at -= 10
+    watched.registry._entries[W1].heard_at -= 10
+    await watched.kv.delete("none")
+    await watched.live(4)
+    assert "gone" not in watched.listener.kinds()
 
 
-async def test_a_worker_that_nobody_answered_for_is_told_of_anew_by_its_next_heartbeat(rig):
-    await rig.register()
-    await rig.live(1)
-    rig.worker_registry.doubt(W1)
-    await rig.worker_registry.pull(asyncio.get_running_loop().time())
-    assert rig.listener.kinds() == ["seen"]
-    await rig.beat()
+async def test_a_worker_that_nobody_answered_for_is_told_of_anew_by_its_next_heartbeat(watched):
+    await watched.register()
+    await watched.live(1)
+    watched.registry.doubt(W1)
+    await watched.registry.pull(asyncio.get_running_loop().time())
+    assert watched.listener.kinds() == ["seen"]
+    await watched.beat()
     await asyncio.sleep(0.1)
-    assert rig.listener.kinds() == ["seen", "seen"]
+    assert watched.listener.kinds() == ["seen", "seen"]
 
 
-async def test_a_reading_that_is_older_than_the_feed_takes_nothing_back(rig):
-    await rig.register(epoch=2)
-    await rig.beat(epoch=2)
+async def test_a_reading_that_is_older_than_the_feed_takes_nothing_back(watched):
+    await watched.register(epoch=2)
+    await watched.beat(epoch=2)
     await asyncio.sleep(0.1)
-    rig.worker_registry.merge([(registration(epoch=1), 0)], [(W1, heartbeat(epoch=1))])
-    (facts,) = rig.worker_registry.living(set())
+    watched.registry.merge([(registration(epoch=1), 0)], [(W1, heartbeat(epoch=1))])
+    (facts,) = watched.registry.living(set())
     assert facts.epoch == 2
 
 
-async def test_only_workers_with_members_are_presumed_to_live_and_only_while_we_have_not_listened_long(rig):
-    await rig.register()
+async def test_only_workers_with_members_are_presumed_to_live_and_only_while_we_have_not_listened_long(watched):
+    await watched.register()
     await asyncio.sleep(0.1)
-    assert rig.worker_registry.living(set()) == ()
-    assert len(rig.worker_registry.living({W1})) == 1
+    assert watched.registry.living(set()) == ()
+    assert len(watched.registry.living({W1})) == 1
     await asyncio.sleep(4)
-    assert rig.listener.kinds() == ["gone"]
-    assert rig.worker_registry.living({W1}) == ()
+    assert watched.listener.kinds() == ["gone"]
+    assert watched.registry.living({W1}) == ()
 
 
-async def test_a_draining_worker_is_seen_as_such(rig):
-    await rig.register()
-    await rig.live(1)
-    await rig.register(state="draining")
+async def test_a_draining_worker_is_seen_as_such(watched):
+    await watched.register()
+    await watched.live(1)
+    await watched.register(state="draining")
     await asyncio.sleep(0.1)
-    assert rig.listener.told[-1] == ("seen", 1, True)
+    assert watched.listener.told[-1] == ("seen", 1, True)
 
 
-async def test_what_cannot_be_read_is_left_out(rig):
-    await rig.kv.put(NAMES.registration_key(W1), b"{}")
-    await rig.kv.put(NAMES.alive_key(W1), b"nonsense")
-    await rig.kv.put("reg.train", b"{}")
-    await rig.worker_registry.pull(asyncio.get_running_loop().time())
-    assert rig.listener.told == [] and len(rig.worker_registry) == 0
+async def test_what_cannot_be_read_is_left_out(watched):
+    await watched.kv.put(NAMES.registration_key(W1), b"{}")
+    await watched.kv.put(NAMES.alive_key(W1), b"nonsense")
+    await watched.kv.put("reg.train", b"{}")
+    await watched.registry.pull(asyncio.get_running_loop().time())
+    assert watched.listener.told == [] and len(watched.registry) == 0
 
 
-async def test_a_pull_that_began_after_the_question_is_not_repeated(rig):
+async def test_a_pull_that_began_after_the_question_is_not_repeated(watched):
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    await rig.worker_registry.pull(asked_at)
-    rig.hub.storage_down()
-    await rig.worker_registry.pull(asked_at)
+    await watched.registry.pull(asked_at)
+    watched.hub.storage_down()
+    await watched.registry.pull(asked_at)
     with pytest.raises(Exception, match="unavailable"):
-        await rig.worker_registry.pull(loop.time() + 1)
+        await watched.registry.pull(loop.time() + 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,8 @@ from gangline.coordinator.model.gang import (
 from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.runtime.state_machine import IllegalMove
 from gangline.schemas.records.gangs import GangSpec
+
+from ...support.rows import in_rows
 
 SETTINGS = CoordinatorSettings()
 
@@ -47,13 +50,12 @@ def test_restart_member_repairs_and_a_failed_repair_restarts_the_gang():
         assert (found.fate, found.counted, found.delay_s) == (fate, False, 0.0)
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in FINAL])
+@in_rows("cause", [cause for cause in Cause if cause not in FINAL])
 def test_fail_ends_at_any_failure(cause):
     assert verdict(cause, restart="fail").fate is RestartDecision.END
 
 
-@pytest.mark.parametrize("cause", sorted(FINAL))
-@pytest.mark.parametrize("policy", ["restart_gang", "restart_member", "fail"])
+@in_rows(("cause", "policy"), itertools.product(sorted(FINAL), ["restart_gang", "restart_member", "fail"]))
 def test_nothing_brings_back_what_nobody_wants(cause, policy):
     assert verdict(cause, restart=policy).fate is RestartDecision.END
 

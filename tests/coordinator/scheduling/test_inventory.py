@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.coordinator.scheduling.inventory import BucketedOrder
+
+from ...scale import repetitions
 
 
 def test_the_highest_come_first_and_equals_in_the_order_they_came():
@@ -15,6 +17,7 @@ def test_the_highest_come_first_and_equals_in_the_order_they_came():
     assert ranked.top == 3
 
 
+@settings(max_examples=repetitions(25, whole=100))
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 4)))), st.integers(0, 5))
 def test_it_is_a_sorted_dictionary(steps, floor):
     ranked: BucketedOrder[int] = BucketedOrder()

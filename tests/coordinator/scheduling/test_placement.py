@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from itertools import permutations, product
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Strategy
 
 from ...scale import repetitions
+from ...support.rows import in_rows
 from ...work import lines_run
 
 
@@ -100,7 +100,7 @@ def test_a_member_without_wishes_makes_room_for_one_with_crossed_wishes():
     assert workers_of(place(asked, slots)) == ["b", "a"]
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
+@in_rows("strategy", list(Strategy))
 def test_placing_leaves_the_slots_as_they_were(strategy):
     slots = slots_of(("a", "n1", 2), ("b", "n2", 1))
     for size in (1, 2, 3, 4):
@@ -108,7 +108,7 @@ def test_placing_leaves_the_slots_as_they_were(strategy):
         assert (slots.get(WorkerId("p", "a")), slots.get(WorkerId("p", "b"))) == (2, 1)
 
 
-@pytest.mark.parametrize(
+@in_rows(
     ("asked", "said"),
     [
         (spec(2, pool="nope"), "pool 'nope' has no worker"),
@@ -136,7 +136,7 @@ BUNDLES = st.lists(st.tuples(st.integers(1, 2), st.booleans()), min_size=1, max_
 
 
 @given(workers=SLOTS, bundles=BUNDLES, strategy=st.sampled_from(list(Strategy)))
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
+@settings(max_examples=repetitions(15, whole=settings().max_examples))
 def test_what_is_placed_is_right_and_what_is_not_cannot_be(workers, bundles, strategy):
     """With one slot for each member it is exact: checked against every possible assignment."""
     slots = SlotIndex()
@@ -173,7 +173,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.boole
 
 
 @given(changes=CHANGES)
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
+@settings(max_examples=repetitions(15, whole=settings().max_examples))
 def test_changes_count_at_once_and_in_the_order_when_somebody_looks(changes):
     """A map that nobody looked at in between finds what one finds that was made so."""
     noted = slots_of(("a", "n1", 1), ("b", "n1", 2), ("c", "n2", 3))
@@ -213,7 +213,7 @@ def test_a_placement_is_good_until_slots_change():
     assert TrialPlacement.of(spec(2), slots) is None
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
+@in_rows("strategy", list(Strategy))
 def test_the_cost_does_not_grow_with_workers_that_are_not_used(strategy):
     asked = spec(8, strategy=strategy)
 

@@ -10,11 +10,11 @@ from gangline.coordinator.server.shard_router import ShardRouter
 from gangline.schemas.errors.base import InvalidRequest, NoCoordinator
 from gangline.schemas.names import Names
 
-from ...support.coordinator.rig import System
+from ...support.coordinator.rig import CoordinatorSystem
 
 
 async def test_the_leader_of_another_shard_is_asked_where_it_listens_also_if_it_is_of_an_earlier_version(
-    system: System, monkeypatch: pytest.MonkeyPatch
+    system: CoordinatorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pool in ("train", "serve"):
         await system.worker(f"w-{pool}", pool=pool)
@@ -31,7 +31,7 @@ async def test_the_leader_of_another_shard_is_asked_where_it_listens_also_if_it_
         await system.owner.release(gang)
 
 
-async def test_requests_on_their_way_to_a_leader_that_leaves_are_answered(system: System) -> None:
+async def test_requests_on_their_way_to_a_leader_that_leaves_are_answered(system: CoordinatorSystem) -> None:
     leaders = []
     for pool in ("train", "serve"):
         leader = await system.coordinator(f"leader of {pool}", shard=pool, pools=(pool,))
@@ -57,7 +57,7 @@ async def test_requests_on_their_way_to_a_leader_that_leaves_are_answered(system
 
 
 async def test_a_leader_that_is_slow_to_answer_another_still_has_the_request(
-    system: System, monkeypatch: pytest.MonkeyPatch
+    system: CoordinatorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the other leader refused it, the gang would form and nobody would know."""
     for pool in ("train", "serve"):

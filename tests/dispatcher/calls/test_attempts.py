@@ -11,7 +11,7 @@ from gangline.dispatcher.calls.attempts import AttemptLoop, AttemptTarget
 from gangline.dispatcher.routing.outcome import TryOutcome, error_of_fate
 from gangline.schemas.errors.base import GanglineError, Saturated, TaskFailed, WorkerLost
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 class Scripted(AttemptTarget):
@@ -95,7 +95,7 @@ def test_the_target_that_takes_the_try_says_what_came_of_it():
     assert other.story == [None, TryOutcome.GONE]
 
 
-@over("end", [Saturated("none has room"), ("it failed",)])
+@in_rows("end", [Saturated("none has room"), ("it failed",)])
 def test_an_error_says_that_an_earlier_try_may_have_started(end):
     with pytest.raises(GanglineError) as caught:
         run(Scripted(TryOutcome.LOST, end, doubt=True))
@@ -105,7 +105,7 @@ def test_an_error_says_that_an_earlier_try_may_have_started(end):
     assert not sure.value.may_have_started
 
 
-@over("fate", TryOutcome)
+@in_rows("fate", TryOutcome)
 def test_the_error_of_a_fate_is_sure_that_nothing_started_or_says_that_it_may_have(fate):
     error = error_of_fate(fate, "images.w1", attempts=3)
     assert error.may_have_started == fate.may_have_started
@@ -115,7 +115,7 @@ def test_the_error_of_a_fate_is_sure_that_nothing_started_or_says_that_it_may_ha
         assert type(error_of_fate(fate, "images.w1", lost=[fate])) is WorkerLost
 
 
-@over("fate", [fate for fate in TryOutcome if fate.may_have_started])
+@in_rows("fate", [fate for fate in TryOutcome if fate.may_have_started])
 def test_only_the_author_of_a_task_that_is_not_idempotent_is_told_to_mark_it_so(fate):
     advice = "mark the task idempotent"
     assert advice in error_of_fate(fate, "images.w1").message

@@ -17,7 +17,7 @@ from gangline.worker.service import Worker
 
 from ...scale import repetitions
 from ...support.dispatcher.fakes import Rig, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 
 MOST_TURNS = 200
 STRIDE = repetitions(13, whole=1)
@@ -90,7 +90,7 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: str(scenario.__name__))
-@over("opened", [True, False])
+@in_rows("opened", [True, False])
 async def test_cancelled_in_any_turn_nothing_is_left(
     scenario: Callable[[Client], Awaitable[None]], opened: bool
 ) -> None:

@@ -19,7 +19,7 @@ from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.deadlines import deadline
 from ...support.dispatcher.fakes import Rig, on_rig, rejects, silent, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 class Mine(Sticky):
@@ -125,7 +125,7 @@ def loads_of(core: RoutingCore) -> list[tuple[int, int, int]]:
     return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
 
 
-@over("policy", [PowerOfTwo(), Sticky()])
+@in_rows("policy", [PowerOfTwo(), Sticky()])
 def test_policies_that_draw_two_need_not_be_asked(policy):
     assert pool_of([0], seed=1, policy=policy).place_plain("echo") is not None
 

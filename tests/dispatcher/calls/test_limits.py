@@ -13,7 +13,7 @@ from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Inval
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 class HangingTasks:
@@ -164,7 +164,7 @@ async def test_a_submitted_task_has_both_limits() -> None:
         assert now() - began < 8
 
 
-@over(
+@in_rows(
     "options",
     [
         {"delay_s": 5},
@@ -197,7 +197,7 @@ async def test_an_option_for_submissions_is_refused_by_everything_else(options: 
         assert scene.began == []
 
 
-@over(
+@in_rows(
     "options",
     [
         {"timeout_s": "5"},

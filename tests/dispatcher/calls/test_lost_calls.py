@@ -15,7 +15,7 @@ from gangline.schemas.records.workers import Registration
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 from ...waiting import until
 
 
@@ -121,7 +121,7 @@ class SlowToRefuse:
         return WriteOutcome(0.0, 0.0)
 
 
-@over("answers_first", [0, 1])
+@in_rows("answers_first", [0, 1])
 async def test_what_nobody_received_is_known_though_the_worker_is_replaced_meanwhile(answers_first: int) -> None:
     @on_rig()
     async def run(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordin
 from gangline.schemas.wire.codec import from_json
 
 from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
-from ...support.rows import over
+from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
 
 
@@ -202,7 +202,7 @@ OPERATOR_FUNCTIONS = {
 }  # fmt: skip
 
 
-@over("kind", [Client, SyncClient])
+@in_rows("kind", [Client, SyncClient])
 def test_each_function_of_operators_takes_a_reason(kind: type) -> None:
     functions = [name for name in dir(kind) if not name.startswith("_") and isfunction(getattr(kind, name))]
     taking = {name for name in functions if "reason" in signature(getattr(kind, name)).parameters}

@@ -36,7 +36,7 @@ from gangline.worker.service import Worker
 
 from ...support.deadlines import deadline
 from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 
 # -- options ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@over("kind, twin", [(Client, SyncClient), (Lease, SyncLease), (Gang, SyncGang), (Job, SyncJob)])
+@in_rows("kind, twin", [(Client, SyncClient), (Lease, SyncLease), (Gang, SyncGang), (Job, SyncJob)])
 def test_both_clients_have_the_same_names_and_signatures(kind: type, twin: type) -> None:
     ours, its = public(kind), public(twin)
     ours.pop("router", None)

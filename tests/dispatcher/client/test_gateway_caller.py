@@ -31,7 +31,7 @@ from gangline.schemas.wire import codec, headers
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
-from ...support.rows import over
+from ...support.rows import in_rows
 from ...waiting import until
 
 
@@ -354,7 +354,7 @@ async def test_a_stream_is_never_asked_for_elsewhere_than_at_a_gateway():
         assert asked == []
 
 
-@over("body", [{"a": 1}, [], [[1]], [[1], {}, {}], [{}, []], [[1], {2: 3}], None, 7])
+@in_rows("body", [{"a": 1}, [], [[1]], [[1], {}, {}], [{}, []], [[1], {2: 3}], None, 7])
 def test_arguments_of_both_kinds_are_a_list_and_an_object(body: Any):
     with pytest.raises(InvalidRequest):
         PlainRequest.parse(body, {headers.ARGUMENTS: "both"}, 30.0)
@@ -364,12 +364,12 @@ def test_arguments_of_both_kinds_are_a_list_and_an_object(body: Any):
         PlainRequest.parse([], {headers.ARGUMENTS: "neither"}, 30.0)
 
 
-@over("text, most", [("true", 64), ("no", 0), ("1", 1), ("1000", 1000)])
+@in_rows("text, most", [("true", 64), ("no", 0), ("1", 1), ("1000", 1000)])
 def test_the_number_of_items_of_an_answer(text: str, most: int):
     assert PlainRequest.parse(None, {headers.STREAM: text}, 30.0).most == most
 
 
-@over("text", ["", "x", "1001", "-1", "1.5", "9" * 5000, "\u0661"])
+@in_rows("text", ["", "x", "1001", "-1", "1.5", "9" * 5000, "\u0661"])
 def test_a_number_of_items_that_cannot_be_is_refused(text: str):
     with pytest.raises(InvalidRequest, match="Gangline-Stream"):
         PlainRequest.parse(None, {headers.STREAM: text}, 30.0)

@@ -17,7 +17,7 @@ from gangline.schemas.errors.base import InvalidArguments, InvalidSettings, Task
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 def make_pool() -> Pool:
@@ -170,7 +170,7 @@ async def test_options_of_a_client_reach_its_hooks_and_copies_share_them() -> No
     assert keys == [None, "user-7"]
 
 
-@over("wrong", [None, 7, "timed", lambda request, call_next: None, Noting, object()])
+@in_rows("wrong", [None, 7, "timed", lambda request, call_next: None, Noting, object()])
 def test_what_is_no_hook_is_refused_when_it_is_given(wrong: Any) -> None:
     with pytest.raises(InvalidSettings, match="is not middleware"):
         HookChain([wrong])

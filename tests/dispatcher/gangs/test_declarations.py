@@ -16,7 +16,7 @@ from gangline.schemas.records.gangs import GangSetRecord, SetState
 from gangline.testing import cluster, cluster_sync
 from gangline.testing.in_memory import Cluster
 
-from ...support.rows import over
+from ...support.rows import in_rows
 from ...waiting import until
 
 pool = gangline.Pool("gpu", slots=1)
@@ -69,7 +69,7 @@ async def test_declaring_the_same_again_writes_nothing() -> None:
         assert first is not None and again is not None and first.revision == again.revision
 
 
-@over(
+@in_rows(
     "name, declaration, error, text",
     [
         ("llama", {"gangs": 2, "gang": {"pool": "gpu", "sise": 2}}, InvalidRequest, "set llama: no field 'gang.sise'"),

@@ -30,7 +30,7 @@ from gangline.schemas.names import GangOperation
 from gangline.worker.context.task_context import GangContext
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
-from ...support.rows import over
+from ...support.rows import in_rows
 
 # -- acquiring and releasing --------------------------------------------------------------------------------------
 
@@ -380,7 +380,7 @@ async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: Gang
         assert gang.lost is not None
 
 
-@over("restart", ["restart_gang", "restart_member"])
+@in_rows("restart", ["restart_gang", "restart_member"])
 @on_gang_rig()
 async def test_a_member_that_did_not_start_this_time_is_no_failure_of_a_run_with_retries(
     rig: GangRig, restart: str

@@ -16,7 +16,7 @@ from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, WorkerLost
 from gangline.schemas.wire.frames import AnswerOp
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 BUSY = [int(AnswerOp.ERROR), 1, LeaseBusy.code, "its slots are in use", None, False]
 
@@ -75,7 +75,7 @@ async def test_a_refusal_since_its_slots_are_in_use_is_waited_out_if_the_caller_
     assert line.pauses == 2
 
 
-@over("fate", [TryOutcome.UNHEARD, TryOutcome.GONE])
+@in_rows("fate", [TryOutcome.UNHEARD, TryOutcome.GONE])
 async def test_one_that_is_not_there_may_come_back_for_a_while(fate: TryOutcome) -> None:
     line = Line()
     target, began_at = target_on(line), line.loop.time()
@@ -93,7 +93,7 @@ async def test_one_that_is_not_there_may_come_back_for_a_while(fate: TryOutcome)
     assert line.slots.used == 0
 
 
-@over(
+@in_rows(
     "fate",
     [TryOutcome.UNHEARD, TryOutcome.GONE, TryOutcome.FULL, TryOutcome.LATE, TryOutcome.DRAINING, TryOutcome.LOST],
 )
@@ -118,7 +118,7 @@ async def test_an_older_idea_of_the_epoch_is_mended_by_the_answer_and_a_newer_ep
         await again(target, TryOutcome.STALE)
 
 
-@over("fate", TryOutcome)
+@in_rows("fate", TryOutcome)
 async def test_on_slots_that_are_held_it_is_sent_once(fate: TryOutcome) -> None:
     line, routed_request = Line(), RoutedRequest(method="m")
     held = RankSlots(line.worker, "own", line.slots, routed_request)

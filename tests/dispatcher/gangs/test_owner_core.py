@@ -30,7 +30,7 @@ from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangReply
 from gangline.schemas.names import public_id
 from gangline.schemas.records.gangs import GangState, Seat
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 SEAT = Seat(rank=0, pool="train", worker="w1", token="t", epoch=1)
 
@@ -63,7 +63,7 @@ def test_a_generation_whose_tokens_are_not_known_yet_is_asked_for_again():
 # -- trust --------------------------------------------------------------------------------------------------------
 
 
-@over("ttl_s", [1.0, 2.0, 15.0, 3600.0])
+@in_rows("ttl_s", [1.0, 2.0, 15.0, 3600.0])
 def test_trust_ends_before_the_coordinator_can_end_the_gang(ttl_s):
     core = formed(ttl_s)
     until = 10.0 + ttl_s - margin_s(ttl_s)
@@ -208,7 +208,7 @@ def test_other_gangs_and_kinds_that_mean_nothing_to_an_owner_are_passed_over():
     assert core.told(event(GangEventKind.RECOVERED, 1), 11.0) == [RenewOwnership()], "a new leader is told who owns it"
 
 
-@over("error", [GangEnded("over"), UnknownGang("who?"), NotOwner("no")])
+@in_rows("error", [GangEnded("over"), UnknownGang("who?"), NotOwner("no")])
 def test_some_refusals_are_final_but_not_before_the_first_members_came(error):
     core = OwnerCore("g", 15.0)
     assert core.refused(error, 10.0) == [] and core.over is None

@@ -18,7 +18,7 @@ from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, TaskFlag
 
 from ...support.dispatcher.fakes import Rig, obedient, on_rig, rejects, silent, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 @asynccontextmanager
@@ -146,7 +146,7 @@ async def test_headers_travel(rig: Rig) -> None:
     assert (task[9]["key"], task[9]["model"]) == ("k", "m")
 
 
-@over(
+@in_rows(
     "subject, body, fields, code",
     [
         ("images", b"", None, "invalid_name"),
@@ -370,6 +370,6 @@ def test_the_account_of_a_request_is_read_from_short_and_long_request_infos() ->
             assert headers.account_of({headers.REQUEST_INFO: info}) == account
 
 
-@over("text", ["", "{", "[]", "null", "{}", '{"acc": 1}', "[" * 100_000])
+@in_rows("text", ["", "{", "[]", "null", "{}", '{"acc": 1}', "[" * 100_000])
 def test_what_a_client_of_our_own_account_writes_as_request_info_names_no_tenant(text: str) -> None:
     assert headers.account_of({headers.REQUEST_INFO: text}) == ""

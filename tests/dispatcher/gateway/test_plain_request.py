@@ -14,14 +14,14 @@ from gangline.schemas.errors.base import InvalidRequest
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 def parse(body: bytes, given_headers: dict[str, str] | None = None, fmt: Format = Format.JSON) -> PlainRequest:
     return PlainRequest.parse(codec.decode(body, fmt), given_headers, 30.0)
 
 
-@over(
+@in_rows(
     "body, args, kwargs",
     [
         (b"", [], {}),
@@ -39,7 +39,7 @@ def test_objects_are_named_arguments_arrays_positional_ones_nothing_is_none(
     assert (call.args, call.kwargs, call.options.timeout_s) == (args, kwargs, 30.0)
 
 
-@over("body", [b"3", b'"text"', b'"\\"x\\\\"', b"true", b"1.5"])
+@in_rows("body", [b"3", b'"text"', b'"\\"x\\\\"', b"true", b"1.5"])
 def test_a_bare_value_is_an_error_that_says_what_to_send(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="object of named arguments, or an array") as caught:
         parse(body)
@@ -77,7 +77,7 @@ def understood(given: dict[str, str]) -> PlainRequest | str:
         return error.message
 
 
-@over("name", [text for text in vars(headers).values() if str(text).startswith("Gangline-")])
+@in_rows("name", [text for text in vars(headers).values() if str(text).startswith("Gangline-")])
 def test_exactly_the_headers_that_are_read_are_documented_and_any_other_is_unknown(name: str) -> None:
     has_a_meaning = understood({name: "true"}) != understood({})
     assert has_a_meaning == (name in CALL_HEADERS)
@@ -90,7 +90,7 @@ def test_headers_of_others_are_not_ours_to_judge() -> None:
     assert PlainRequest.parse([], given, 30.0).unknown_headers == ()
 
 
-@over("bad", ["", "0", "-1", "soon", "nan", "inf", "1e99"])
+@in_rows("bad", ["", "0", "-1", "soon", "nan", "inf", "1e99"])
 def test_a_timeout_that_is_none_is_an_error(bad: str) -> None:
     with pytest.raises(InvalidRequest, match=headers.TIMEOUT):
         parse(b"", {headers.TIMEOUT: bad})

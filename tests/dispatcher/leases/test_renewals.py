@@ -21,7 +21,7 @@ from gangline.schemas.errors.base import (
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, on_rig, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 
 
 @on_rig()
@@ -357,7 +357,7 @@ def test_the_margin_is_never_more_than_a_quarter() -> None:
     assert margin_s(15.0) == pytest.approx(3.05)
 
 
-@over("ttl_s", [0.1, 1.0, 15.0, 3600.0])
+@in_rows("ttl_s", [0.1, 1.0, 15.0, 3600.0])
 def test_the_margin_bears_clocks_that_differ_by_as_much_as_is_promised(ttl_s: float) -> None:
     slow, fast = 1 - CLOCKS_DIFFER, 1.0
     trusted_for_s, lives_for_s = (ttl_s - margin_s(ttl_s)) / slow, ttl_s / fast

@@ -24,7 +24,7 @@ from gangline.schemas.permissions.quotas import Quotas, parse_quotas
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 METHODS = {"echo": MethodInfo(), "again": MethodInfo(idempotent=True)}
 
@@ -120,7 +120,7 @@ def test_the_error_of_a_request_that_was_lost_and_found_no_room_afterwards_names
     core.check()
 
 
-@over("fate", [None, TryOutcome.FULL, TryOutcome.UNHEARD])
+@in_rows("fate", [None, TryOutcome.FULL, TryOutcome.UNHEARD])
 def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: TryOutcome | None) -> None:
     core = core_of(a=1, b=1)
     waiting = routed_request()

@@ -21,12 +21,12 @@ from gangline.dispatcher.routing.worker_table import fingerprint, score
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.wire.frames import Reason
 
-from ...support.rows import over
+from ...support.rows import in_rows
 
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-@over(
+@in_rows(
     "name, bad",
     [
         ("max_queued", -1),
@@ -67,13 +67,13 @@ def test_settings_are_frozen() -> None:
         RouterSettings().max_queued = 5  # type: ignore[misc]
 
 
-@over("bad", [{"default_timeout_s": 0}, {"max_pending": 0}, {"drain_grace_s": -1}, {"max_pending": True}])
+@in_rows("bad", [{"default_timeout_s": 0}, {"max_pending": 0}, {"drain_grace_s": -1}, {"max_pending": True}])
 def test_gateway_settings_are_checked(bad: Any) -> None:
     with pytest.raises(InvalidSettings, match=next(iter(bad))):
         GatewaySettings(**bad)
 
 
-@over("bad", [{"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": 1e12}, {"max_attempts": 0}])
+@in_rows("bad", [{"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": 1e12}, {"max_attempts": 0}])
 def test_call_options_are_checked(bad: Any) -> None:
     with pytest.raises(InvalidSettings, match=next(iter(bad))):
         CallOptions(**bad)

@@ -19,7 +19,7 @@ from gangline.schemas.records.routes import RouteEvent, RouteRecord
 from gangline.schemas.wire import codec
 
 from ...support.bus.buckets import pass_unstored, store_unseen
-from ...support.rows import over
+from ...support.rows import in_rows
 
 NAMES = Names("test")
 
@@ -104,7 +104,7 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later() -
         assert rig.table.pools("resize") == {"resize": 1.0}
 
 
-@over(
+@in_rows(
     "value, says",
     [
         (b"{not json", "JSON"),

@@ -15,7 +15,7 @@ from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, rejects, silent, turns
-from ...support.rows import over
+from ...support.rows import in_rows
 from .test_route_core import bound
 from .test_routes import call, crew, set_route, traffic
 
@@ -64,7 +64,7 @@ def test_with_and_without_a_key_nothing_else_is_asked(by_key: bool, monkeypatch:
     asyncio.run(run())
 
 
-@over("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
+@in_rows("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
 def test_limits_and_copies_are_left_to_the_general_path(route: dict[str, object]) -> None:
     @on_rig()
     async def run(rig: Rig) -> None:

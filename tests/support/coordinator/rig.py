@@ -326,7 +326,7 @@ def check_atomic(entries: list[KvEntry]) -> list[str]:
     return broken
 
 
-class System:
+class CoordinatorSystem:
     """A bus factory, and the services started on it."""
 
     def __init__(self, connect: Callable[[str], Any], names: Names) -> None:

@@ -12,5 +12,5 @@ def case(*row: object) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f"for {', '.join(map(repr, row))}")
+        error.add_note(f"for {', '.join(repr(each)[:200] for each in row)}")
         raise

@@ -7,13 +7,14 @@ import pytest
 from gangline.schemas.names import GangOperation, Names, Operation, WorkerId
 from gangline.schemas.permissions.roles import Role, permissions, roles_that_may
 
+from ...support.cases import case
+
 MINE = Names("mine")
 P, R, OWN, G, W, D, C, V, OP = Role
 
 
-@pytest.mark.parametrize(
-    ("subject", "roles"),
-    [
+def test_the_roles_that_may_publish_to_a_subject():
+    cases = [
         (MINE.call("images", "resize"), (P, OP)),
         (f"_GANGLINE.{MINE.call('images', 'resize')}", (P, OP)),
         (MINE.worker(WorkerId("images", "w1"), Operation.RESERVE), (R, OP)),
@@ -27,10 +28,10 @@ P, R, OWN, G, W, D, C, V, OP = Role
         ("$JS.API.STREAM.INFO.ORDERS", ()),
         ("...", ()),
         ("\u00e9mile.call.images.resize", ()),
-    ],
-)
-def test_the_roles_that_may_publish_to_a_subject(subject, roles):
-    assert roles_that_may(subject, publish=True) == roles
+    ]
+    for subject, roles in cases:
+        with case(subject, roles):
+            assert roles_that_may(subject, publish=True) == roles
 
 
 def test_the_roles_that_may_subscribe_are_others():

@@ -179,14 +179,13 @@ def test_an_answer_with_a_place_too_many_or_too_few_is_refused(frame):
             frames.decode_answer(answer_of(wrong))
 
 
-@pytest.mark.parametrize(
-    "frame", [None, 1, "x", {}, [], [0, 1], [99, 1], [True, 7], ["1", 7], [1.0, 7], [[], 7]], ids=str
-)
-def test_what_is_no_frame_or_of_no_known_operation_is_refused(frame):
-    with pytest.raises(MalformedMessage, match="frame|operation"):
-        frames.decode_request(request_of(frame))
-    with pytest.raises(MalformedMessage, match="frame|operation"):
-        frames.decode_answer(answer_of(frame))
+def test_what_is_no_frame_or_of_no_known_operation_is_refused():
+    for frame in [None, 1, "x", {}, [], [0, 1], [99, 1], [True, 7], ["1", 7], [1.0, 7], [[], 7]]:
+        with case(frame):
+            with pytest.raises(MalformedMessage, match="frame|operation"):
+                frames.decode_request(request_of(frame))
+            with pytest.raises(MalformedMessage, match="frame|operation"):
+                frames.decode_answer(answer_of(frame))
 
 
 def test_one_wrong_frame_refuses_its_whole_envelope():

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("flows")  # the flows are followed once
+
 _AT_MOST = {
     "plain call": {"files": 25, "functions": 104, "moves": 92},
     "call with key and metrics": {"files": 30, "functions": 170, "moves": 142},

@@ -12,6 +12,7 @@ import pytest
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 
+from ..support.cases import case
 from ..waiting import PATIENCE_S
 
 HEAVY = ("pydantic", "pydantic_core", "nats", "msgpack", "opentelemetry", "rich", "uvloop", "asyncio", "watchfiles")
@@ -64,9 +65,8 @@ def test_help_lists_the_commands_in_the_order_of_a_newcomers_day(invoke):
     assert "Exit codes: 0 done, 1 failed, 2 wrong usage" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
+def test_wrong_usage_is_one_line_on_stderr_and_exit_code_2(invoke):
+    cases = [
         (["wroker"], "gangline: there is no command 'wroker': did you mean 'worker'? ('gangline --help' shows how)"),
         (["xyz"], "gangline: there is no command 'xyz': 'gangline --help' lists them"),
         (["resize", "a.b"], "gangline: Missing argument 'SLOTS' ('gangline resize --help' shows how)"),
@@ -94,14 +94,14 @@ def test_help_lists_the_commands_in_the_order_of_a_newcomers_day(invoke):
         (["workers", "--namespace", "a.b"], "gangline: namespace 'a.b' may only have"),
         (["workers", "--creds", "/nowhere.creds"], "gangline: credentials_file '/nowhere.creds' is not a file"),
         (["workers", "-s", "http://x"], "gangline: address 'http://x' has the scheme 'http'"),
-    ],
-)
-def test_wrong_usage_is_one_line_on_stderr_and_exit_code_2(invoke, arguments, line):
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(line), result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
+    ]
+    for arguments, line in cases:
+        with case(arguments, line):
+            result = invoke(*arguments)
+            assert result.exit_code == 2
+            assert result.stderr.startswith(line), result.stderr
+            assert result.stderr.count("\n") == 1
+            assert result.stdout == ""
 
 
 def test_a_bare_gangline_shows_its_help(invoke):

@@ -25,44 +25,36 @@ def worker(commands):
     return running
 
 
-def test_arguments_are_an_object_an_array_stdin_or_nothing(commands, worker):
+def test_arguments_go_in_and_results_come_out_as_text_or_json(commands, worker):
     assert commands.run("call", "words.count", '{"text": "a b c"}').stdout == "3\n"
     assert commands.run("call", "words.count", '["a b"]').stdout == "2\n"
     assert commands.run("call", "words.count", "-", stdin='{"text": "a"}').stdout == "1\n"
-    without = commands.run("call", "words.count")
-    assert (without.returncode, without.stdout) == (2, "")
-    assert "text" in without.stderr and without.stderr.count("\n") == 1
-
-
-def test_a_new_interpreter_calls_as_a_forked_one_does(commands, worker):
-    command = [sys.executable, "-m", "gangline.cli", "call", "words.shout", '["a"]']
-    done = subprocess.run(command, env=commands.environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "A\n", "")
-
-
-def test_text_is_printed_bare_and_as_json_on_request(commands, worker):
     assert commands.run("call", "words.shout", '["straße"]').stdout == "STRASSE\n"
     assert commands.run("call", "words.shout", '["a\\"b"]', "--json").stdout == '"A\\"B"\n'
+    stream = commands.run("call", "words.each", '["a b c"]', "--stream").stdout
+    assert [json.loads(line) for line in stream.splitlines()] == ["a", "b", "c"]
 
 
-def test_a_stream_is_printed_one_value_a_line(commands, worker):
-    done = commands.run("call", "words.each", '["a b c"]', "--stream")
-    assert [json.loads(line) for line in done.stdout.splitlines()] == ["a", "b", "c"]
-
-
-def test_a_task_that_raises_is_exit_code_1_in_one_line(commands, worker):
+def test_a_task_that_raises_is_exit_code_1_and_a_wrong_call_exit_code_2(commands, worker):
     done = commands.run("call", "words.fail", '["broken pipe dream"]')
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("gangline: words.fail raised ValueError: ") and "broken pipe dream" in done.stderr
     debug = commands.run("call", "words.fail", '["x"]', "--debug").stderr
     assert "words.py" in debug, "--debug shows the remote traceback"
+    without = commands.run("call", "words.count")
+    assert (without.returncode, without.stdout) == (2, "")
+    assert "text" in without.stderr and without.stderr.count("\n") == 1
+    unknown = commands.run("call", "words.nothing")
+    assert unknown.returncode == 2
+    assert "count" in unknown.stderr, "it names the methods that there are"
 
 
-def test_an_unknown_method_is_exit_code_2_and_names_those_there_are(commands, worker):
-    done = commands.run("call", "words.nothing")
-    assert done.returncode == 2
-    assert "count" in done.stderr
+@pytest.mark.long  # the test of the README's example starts new interpreters, too
+def test_a_new_interpreter_calls_as_a_forked_one_does(commands, worker):
+    command = [sys.executable, "-m", "gangline.cli", "call", "words.shout", '["a"]']
+    done = subprocess.run(command, env=commands.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "A\n", "")
 
 
 def test_a_pool_without_workers_is_exit_code_3(commands):

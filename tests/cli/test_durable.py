@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from ..support.cases import case
 from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -153,9 +154,8 @@ def test_schedules_are_shown_and_cancelled(commands):
         assert commands.json("status", job)["state"] == "cancelled", "the next dispatcher schedules neither"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
+def test_mistakes_are_told_in_one_line(commands):
+    cases = [
         (("submit", "words"), 2, "is not ENDPOINT.METHOD"),
         (("submit", "words.count", "{"), 2, "the arguments are not JSON"),
         (("submit", "words.count", "--cron", "nonsense"), 2, "a schedule has five fields of cron"),
@@ -176,11 +176,11 @@ def test_schedules_are_shown_and_cancelled(commands):
         (("dead", "show", "nothing"), 1, "there is no dead letter of job 'nothing'"),
         (("dead", "replay"), 2, "give job ids, or --all"),
         (("dead", "rm", "j1", "--endpoint", "words"), 2, "--endpoint needs --all"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(commands, arguments, code, text):
-    found, told = line(commands.run(*arguments))
-    assert (found, text in told) == (code, True), told
+    ]
+    for arguments, code, text in cases:
+        with case(arguments, code, text):
+            found, told = line(commands.run(*arguments))
+            assert (found, text in told) == (code, True), told
 
 
 def test_nothing_to_show_is_told_on_stderr(commands):

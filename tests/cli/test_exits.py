@@ -9,10 +9,11 @@ from gangline.bus.port.bus import NotPermitted
 from gangline.cli.console.exits import Exit, exit_code_of, one_line, refusals, report
 from gangline.schemas.errors import base as errors
 
+from ..support.cases import case
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
+
+def test_the_exit_code_tells_whether_it_failed_was_wrong_or_may_be_tried_again():
+    cases = [
         (errors.TaskFailed("x"), Exit.FAILED),
         (errors.TaskCrashed("x"), Exit.FAILED),
         (errors.LeaseExpired("x"), Exit.FAILED),
@@ -28,10 +29,10 @@ from gangline.schemas.errors import base as errors
         (errors.WorkerLost("x"), Exit.UNKNOWN),
         (errors.StreamBroken("x"), Exit.UNKNOWN),
         (KeyboardInterrupt(), Exit.INTERRUPTED),
-    ],
-)
-def test_the_exit_code_tells_whether_it_failed_was_wrong_or_may_be_tried_again(error, code):
-    assert exit_code_of(error) is code
+    ]
+    for error, code in cases:
+        with case(error, code):
+            assert exit_code_of(error) is code
 
 
 def test_a_line_has_no_line_breaks_and_says_what_to_do_next():

@@ -16,6 +16,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import GangOperation, Names, public_id
 
 from ..bus.conftest import collect
+from ..support.cases import case
 from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -232,9 +233,8 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
     assert (missing.returncode, "there is no set 'llama'" in missing.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
+def test_a_malformed_file_is_told_what_is_wrong_and_declares_nothing(commands, invoke, tmp_path):
+    cases = [
         ("name: [", "set.yaml is not YAML: "),
         ("", "set.yaml declares nothing"),
         ("- 1", "set.yaml is not a map"),
@@ -248,14 +248,14 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
         ("name: a\ngangs: 1\ngang: {pool: p}\nrout: all", "no field 'rout'"),
         ("name: a\ngangs: 1\ngang: {pool: p}\n---\nname: a\ngangs: 1\ngang: {pool: p}", "declares a twice"),
         ("name: a\ngangs: 1\ngang: {pool: p}\n---\nname: b", "set.yaml, document 2, set b: gangs: missing"),
-    ],
-)
-def test_a_malformed_file_is_told_what_is_wrong_and_declares_nothing(commands, invoke, tmp_path, text, complaint):
-    (tmp_path / "set.yaml").write_text(text)
-    done = invoke("gangset", "apply", str(tmp_path / "set.yaml"), env={"NATS_URL": "nats://127.0.0.1:1"})
-    assert done.exit_code == 2, done.output
-    assert complaint in done.output
-    assert done.output.count("\n") == 1
+    ]
+    for text, complaint in cases:
+        with case(text, complaint):
+            (tmp_path / "set.yaml").write_text(text)
+            done = invoke("gangset", "apply", str(tmp_path / "set.yaml"), env={"NATS_URL": "nats://127.0.0.1:1"})
+            assert done.exit_code == 2, done.output
+            assert complaint in done.output
+            assert done.output.count("\n") == 1
 
 
 def test_without_a_coordinator_it_says_what_to_start(commands):

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from gangline.cli.app import COMMANDS, SECTIONS, gangline
 from gangline.cli.console.help import RenamedCommand, SectionedOption
 
+from ..support.cases import case
+
 
 def leaves() -> list[tuple[str, click.Command]]:
     """All commands that can be run, with their full names."""
@@ -67,9 +69,8 @@ def test_help_texts_begin_with_a_verb_or_name_the_thing():
     assert [fault for place, text in checked for fault in faults(place, text)] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
+def test_the_lint_finds_what_it_is_for():
+    cases = [
         ("", "has no help"),
         ("of one try.", "does not begin with a capital letter"),
         ("Of one try.", "begins with 'Of'"),
@@ -80,11 +81,11 @@ def test_help_texts_begin_with_a_verb_or_name_the_thing():
         ("Cancel what runs so long.", "has 'so long'"),
         ("And so on ...", "has '...'"),
         ("Name of the pool", "does not end with a full stop"),
-    ],
-)
-def test_the_lint_finds_what_it_is_for(text, fault):
-    assert any(f"call --x {fault}" in each for each in faults("call --x", text))
-    assert faults("call --x", "Name of the pool.") == []
+    ]
+    for text, fault in cases:
+        with case(text, fault):
+            assert any(f"call --x {fault}" in each for each in faults("call --x", text))
+            assert faults("call --x", "Name of the pool.") == []
 
 
 def test_each_command_is_in_one_section():

@@ -8,6 +8,7 @@ import yaml
 
 from gangline.cli.app import COMMANDS, gangline
 
+from ..support.cases import case
 from ..waiting import PATIENCE_S
 
 FILES = {"images.py", "test_images.py", "Dockerfile", "compose.yaml", ".dockerignore"}
@@ -67,11 +68,12 @@ def test_what_exists_is_left_alone(invoke, project):
     assert (project / "images.py").read_text() == "mine" and not (project / "Dockerfile").exists()
 
 
-@pytest.mark.parametrize("name", ["Images", "a-b", "9a", "class", "a.b", "../x", ""])
-def test_a_name_that_is_no_module_is_refused(invoke, tmp_path, name):
-    done = invoke("init", str(tmp_path / "x"), "--pool", name)
-    assert done.exit_code == 2 and "cannot be a" in done.stderr
-    assert not (tmp_path / "x").exists()
+def test_a_name_that_is_no_module_is_refused(invoke, tmp_path):
+    for name in ["Images", "a-b", "9a", "class", "a.b", "../x", ""]:
+        with case(name):
+            done = invoke("init", str(tmp_path / "x"), "--pool", name)
+            assert done.exit_code == 2 and "cannot be a" in done.stderr
+            assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 from gangline.cli.console.load import PoolNotFound, load_pool, split, users_traceback
 from gangline.schemas.errors.base import InvalidSettings
 
+from ..support.cases import case
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -51,10 +53,10 @@ def test_a_package_is_found_by_its_dotted_name_or_its_path(folder):
     assert split("app/pools.py:images") == ("app.pools", "images")
 
 
-@pytest.mark.parametrize("target", ["", "mod", "mod:", ":pool", ":"])
-def test_what_is_not_module_colon_pool_is_refused(target):
-    with pytest.raises(PoolNotFound, match="is not MODULE:POOL"):
-        split(target)
+def test_what_is_not_module_colon_pool_is_refused():
+    for target in ["", "mod", "mod:", ":pool", ":"]:
+        with case(target), pytest.raises(PoolNotFound, match="is not MODULE:POOL"):
+            split(target)
 
 
 @pytest.mark.parametrize(

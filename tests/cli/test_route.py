@@ -18,6 +18,7 @@ from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.names import Names
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
+from ..support.cases import case
 from ..waiting import PATIENCE_S
 from .conftest import until
 
@@ -75,9 +76,8 @@ async def test_a_pool_that_nobody_serves_is_named_whenever_it_begins_to_get_some
 # -- what is typed ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_wrong_usage_is_one_line_and_exit_code_2(invoke: Any) -> None:
+    cases = [
         (("--to", "v1"), "'v1' is not POOL=WEIGHT"),
         (("--to", "v1=much"), "'v1=much' is not POOL=WEIGHT"),
         (("--to", "v1=inf"), "is not POOL=WEIGHT"),
@@ -86,13 +86,13 @@ async def test_a_pool_that_nobody_serves_is_named_whenever_it_begins_to_get_some
         (("--rate", "1/week"), "write 100/s"),
         (("--per-key", "three"), "not an integer"),
         (("--backoff", "soon"), "write 90, 500ms"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(invoke: Any, arguments: tuple[str, ...], says: str) -> None:
-    done = invoke("route", "set", "resize", *arguments)
-    assert done.exit_code == 2
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    ]
+    for arguments, says in cases:
+        with case(arguments, says):
+            done = invoke("route", "set", "resize", *arguments)
+            assert done.exit_code == 2
+            assert says in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1
 
 
 # -- on a server --------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ async def step(works_s: float) -> None:
 WORKERS: Final = ("t1", "t2", "t3")
 
 
-class System:
+class ScrapedProcesses:
     """Some processes, each with a port for scrapes."""
 
     def __init__(self, commands: Commands, workers: Sequence[str] = WORKERS) -> None:
@@ -315,7 +315,7 @@ class System:
 
 @pytest.mark.skipif(not PROMTOOL, reason=GET_PROMTOOL)
 def test_each_alert_fires_when_what_it_is_about_happens_by_promtool(commands, nats_url, namespace, tmp_path):
-    system = System(commands)
+    system = ScrapedProcesses(commands)
     system.scrape(minutes=30)
     fires = {
         alert.name: f'ALERTS{{alertname="{alert.name}", alertstate="firing"}}'
@@ -341,7 +341,7 @@ def test_each_alert_fires_when_what_it_is_about_happens_by_promtool(commands, na
 
 
 def test_leases_gang_sets_schedules_and_drains_are_counted(commands, nats_url, namespace):
-    system = System(commands)
+    system = ScrapedProcesses(commands)
     (commands.folder / "set.yaml").write_text("{name: llama, gangs: 1, gang: {pool: train, size: 2, strategy: spread}}")
     assert commands.run("gangset", "apply", "set.yaml").returncode == 0
     system.until(1, "gangline_gang_formed")

@@ -21,6 +21,8 @@ from gangline.schemas.records.history import HistoryKind, HistoryRecord
 from gangline.schemas.records.jobs import JobFailure, JobState
 from gangline.schemas.records.workers import Heartbeat, Registration
 
+from ..support.cases import case
+
 NOW = time.time()
 TOKEN = "V1StGXR8Z5jdHi6BmyTab"
 RUNS = (1234, 98123, 98765)
@@ -109,12 +111,13 @@ TABLES = {
 ROWS = {"jobs": 3, "letters": 2, "queues": 2, "gangs": 2, "workers": 2}
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-@pytest.mark.parametrize("name", TABLES)
-def test_each_row_is_one_line_that_fits(name, width):
-    lines = printed(TABLES[name](), width)
-    assert len(lines) == ROWS[name] + 2, lines
-    assert max(map(len, lines)) <= width, lines
+def test_each_row_is_one_line_that_fits():
+    for width in [60, 80, 100, 140]:
+        for name in TABLES:
+            with case(width, name):
+                lines = printed(TABLES[name](), width)
+                assert len(lines) == ROWS[name] + 2, lines
+                assert max(map(len, lines)) <= width, lines
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -150,9 +153,8 @@ def test_a_narrow_terminal_shows_all_of_how_it_happened():
     assert "eval-9 thumb" in lines[0]  # not eval-9#0: a lease does not know its generation
 
 
-@pytest.mark.parametrize(
-    ("kind", "facts", "whom", "how"),
-    [
+def test_history_says_in_words_how_jobs_ended():
+    cases = [
         (
             "attempt_ended",
             {"attempt": 2, "reason": "task_failed"},
@@ -176,12 +178,20 @@ def test_a_narrow_terminal_shows_all_of_how_it_happened():
             "",
             "term 7, after 5.0 s",
         ),
-    ],
-)
-def test_history_says_in_words_how_jobs_ended(kind, facts, whom, how):
-    fields = {"pool": "w", "worker": "w1", "job": "w.j", "endpoint": "w", "method": "count", "since": NOW - 5, **facts}
-    [(_, what, shown, told, _)] = history_table([HistoryRecord(kind=kind, at=NOW, **fields)]).rows
-    assert (what, shown, told) == (kind.replace("_", " "), whom, how)
+    ]
+    for kind, facts, whom, how in cases:
+        with case(kind, facts, whom, how):
+            fields = {
+                "pool": "w",
+                "worker": "w1",
+                "job": "w.j",
+                "endpoint": "w",
+                "method": "count",
+                "since": NOW - 5,
+                **facts,
+            }
+            [(_, what, shown, told, _)] = history_table([HistoryRecord(kind=kind, at=NOW, **fields)]).rows
+            assert (what, shown, told) == (kind.replace("_", " "), whom, how)
 
 
 def test_a_text_that_is_cut_ends_with_an_ellipsis():

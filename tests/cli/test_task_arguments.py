@@ -9,10 +9,11 @@ import pytest
 
 from gangline.cli.console.arguments import parse_arguments
 
+from ..support.cases import case
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
+
+def test_named_arguments():
+    cases = [
         (["text=a b"], {"text": "a b"}),
         (
             ["width=128", "ratio=1.5", "gray=true", "crop=null"],
@@ -27,10 +28,10 @@ from gangline.cli.console.arguments import parse_arguments
         (['{"text": "a=b"}'], {"text": "a=b"}),
         ([], {}),
         ([" "], {}),
-    ],
-)
-def test_named_arguments(given, named):
-    assert parse_arguments(given) == ([], named)
+    ]
+    for given, named in cases:
+        with case(given, named):
+            assert parse_arguments(given) == ([], named)
 
 
 def test_an_array_is_positional():
@@ -42,9 +43,8 @@ def test_a_hyphen_reads_stdin(monkeypatch):
     assert parse_arguments(["-"]) == ([], {"text": "from stdin"})
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
+def test_what_cannot_be_meant_is_refused():
+    cases = [
         (["n:=a"], "n:= takes JSON, and 'a' is not"),
         (["a=1", "a=2"], "a is given twice"),
         (["a=1", "b"], "'b' is not KEY=VALUE"),
@@ -52,8 +52,7 @@ def test_a_hyphen_reads_stdin(monkeypatch):
         (["text"], "the arguments are not JSON"),
         (["text"], "write path=a.png, or quote JSON"),
         (["7"], "must be a JSON object or array, not int"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(given, text):
-    with pytest.raises(click.UsageError, match=text.replace("[", r"\[")):
-        parse_arguments(given)
+    ]
+    for given, text in cases:
+        with case(given, text), pytest.raises(click.UsageError, match=text.replace("[", r"\[")):
+            parse_arguments(given)

@@ -35,6 +35,8 @@ from gangline.worker.pool.pool import Pool
 from ..board.test_board_core import beat, gang, lease, member, register
 
 POOL = Pool("train", slots=4)
+SMALL = (90, 16)
+"""Of the terminal: drawing it takes most of the time."""
 
 
 @POOL.task
@@ -178,9 +180,8 @@ async def test_keys_filter_inspect_and_drain_after_asking(monkeypatch):
     running = cluster(POOL, workers=2, coordinator=True)
     async with running as client, following(BoardFeed(client)) as feed:
         app = Top(client, feed)
-        async with client.lease("train", slots=2), app.run_test(size=(140, 40)) as pilot:
-            await asyncio.sleep(2)
-            await pilot.pause()
+        async with client.lease("train", slots=2), app.run_test(size=SMALL) as pilot:
+            await press(pilot, wait_s=2)
             assert app.table("workers").row_count == 2
             await press(pilot, "slash", *"w2", "enter")
             assert app.table("workers").row_count == 1 and app.chosen == "train.w2"
@@ -201,11 +202,10 @@ async def test_a_job_is_cancelled_after_asking_for_the_reason():
         following(BoardFeed(client)) as feed,
     ):
         app = Top(client, feed)
-        async with app.run_test(size=(140, 40)) as pilot:
+        async with app.run_test(size=SMALL) as pilot:
             running, kept = [await client.submit("train.wait") for _ in range(2)]
             app.query_one("#tabs", TabbedContent).active = "jobs"
-            await asyncio.sleep(3)
-            await pilot.pause()
+            await press(pilot, wait_s=2)
             assert app.table("jobs").row_count == 2 and app.chosen in (running.id, kept.id)
             chosen, other = (running, kept) if app.chosen == running.id else (kept, running)
             await press(pilot, "w", wait_s=1)
@@ -229,19 +229,17 @@ async def test_a_job_and_a_gang_that_wait_are_told_when_they_can_start():
         following(BoardFeed(client)) as feed,
     ):
         app = Top(client, feed)
-        async with app.run_test(size=(140, 40)) as pilot:
+        async with app.run_test(size=SMALL) as pilot:
             job = await client.submit("train.wait")
             app.query_one("#tabs", TabbedContent).active = "jobs"
-            await asyncio.sleep(3)
-            await pilot.pause()
+            await press(pilot, wait_s=2)
             assert app.chosen == job.id
             await press(pilot, "i", wait_s=1)
             told = str(app.query_one("#told", Static).content)
             assert "no later than" in told and "lease ~" in told and "ends in" in told
             gang = asyncio.ensure_future(client.gang(pool="train", size=2).__aenter__())
             app.query_one("#tabs", TabbedContent).active = "gangs"
-            await asyncio.sleep(3)
-            await pilot.pause()
+            await press(pilot, wait_s=2)
             await press(pilot, "i", wait_s=1)
             told = str(app.query_one("#told", Static).content)
             assert "the head of the queue" in told and "no later than" in told

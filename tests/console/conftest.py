@@ -110,7 +110,7 @@ async def event(reader: asyncio.StreamReader) -> dict[str, str]:
             return found
 
 
-class Rig:
+class ServedConsole:
     """A console and what it printed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,5 +136,5 @@ class Rig:
 
 
 @pytest.fixture
-def rig(capsys: pytest.CaptureFixture[str]) -> Rig:
-    return Rig(capsys)
+def served(capsys: pytest.CaptureFixture[str]) -> ServedConsole:
+    return ServedConsole(capsys)

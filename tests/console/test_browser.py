@@ -38,7 +38,7 @@ from gangline.worker.service import Worker
 
 from ..processes import ForkServer
 from ..waiting import PATIENCE_S, until
-from .conftest import Rig, Visitor
+from .conftest import ServedConsole, Visitor
 
 pytestmark = [
     pytest.mark.server,
@@ -53,7 +53,7 @@ pytestmark = [
 HISTORY = HistorySettings(storage=Storage.MEMORY, max_bytes=-1)
 
 
-class Site:
+class PopulatedSystem:
     """Two workers, a dispatcher and a coordinator, with something on every page.
 
     Of the pool words, one worker has a lease of two slots, and a job runs; a gang has a slot of letters, and a second
@@ -190,7 +190,7 @@ class Site:
         async with self.client.gang(pool="words", size=2, slots=4, ttl_s=600):
             pass
 
-    async def __aenter__(self) -> Site:
+    async def __aenter__(self) -> PopulatedSystem:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -205,22 +205,24 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 @pytest.fixture
-def site(nats_url: str, namespace: str) -> Site:
-    return Site(nats_url, namespace)
+def site(nats_url: str, namespace: str) -> PopulatedSystem:
+    return PopulatedSystem(nats_url, namespace)
 
 
 @asynccontextmanager
-async def console(site: Site, rig: Rig, *, actions: str = "all") -> AsyncIterator[tuple[Page, Visitor]]:
+async def console(
+    site: PopulatedSystem, served: ServedConsole, *, actions: str = "all"
+) -> AsyncIterator[tuple[Page, Visitor]]:
     """The system, unless it runs already, and a console with a browser that has signed in, at the first page."""
     async with AsyncExitStack() as stack:
         if not site.filled:
             await stack.enter_async_context(site)
             await site.fill()
-        visitor = await stack.enter_async_context(rig.open(site.options, operator=site.options, actions=actions))
+        visitor = await stack.enter_async_context(served.open(site.options, operator=site.options, actions=actions))
         browser = await stack.enter_async_context(chromium())
         page = await browser.page()
         await page.size(1440, 900)
-        await page.open(f"http://127.0.0.1:{visitor.port}{rig.link()}")
+        await page.open(f"http://127.0.0.1:{visitor.port}{served.link()}")
         await page.until_text("live", ".live")
         await page.until("document.querySelector('main h1')")
         yield page, visitor
@@ -263,8 +265,8 @@ def test_every_page_of_the_console_is_here():
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_shows_its_rows_without_errors_and_fits_into_wide_and_narrow_windows(site, rig, path):
-    async with console(site, rig) as (page, _):
+async def test_a_page_shows_its_rows_without_errors_and_fits_into_wide_and_narrow_windows(site, served, path):
+    async with console(site, served) as (page, _):
         ids = {"gang": site.gang.id, "running": site.running.id, "dead": site.dead.id}
         assert await page.run("location.search") == "", "the token of the link is not in the address"
         await page.go(path.format(**ids))
@@ -277,8 +279,8 @@ async def test_a_page_shows_its_rows_without_errors_and_fits_into_wide_and_narro
         assert page.errors == []
 
 
-async def test_pages_about_what_is_not_there_say_so(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_pages_about_what_is_not_there_say_so(site, served):
+    async with console(site, served) as (page, _):
         for path, text in {
             "worker/words.w9": "No worker of that name is registered.",
             "gangs/nothing": "There is no such gang",
@@ -290,8 +292,8 @@ async def test_pages_about_what_is_not_there_say_so(site, rig):
         assert all("404" in error for error in page.errors), page.errors
 
 
-async def test_a_page_says_that_it_loads_until_there_is_something_to_show(site, rig):
-    async with console(site, rig) as (page, visitor):
+async def test_a_page_says_that_it_loads_until_there_is_something_to_show(site, served):
+    async with console(site, served) as (page, visitor):
         # A browser in which the stream of the board never begins.
         await page.send(
             "Page.addScriptToEvaluateOnNewDocument", source="window.EventSource = class { addEventListener() {} }"
@@ -308,8 +310,8 @@ FORMED = "[...document.querySelectorAll('main .state')].filter((e) => e.innerTex
 # -- live -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_changes_is_shown_without_a_reload(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_what_changes_is_shown_without_a_reload(site, served):
+    async with console(site, served) as (page, _):
         await page.run("window.same = true")
         await page.go("leases")
         async with site.client.lease("letters", slots=1, ttl_s=600) as lease:
@@ -336,8 +338,8 @@ async def test_what_changes_is_shown_without_a_reload(site, rig):
         assert page.errors == []
 
 
-async def test_a_worker_that_is_gone_is_described(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_a_worker_that_is_gone_is_described(site, served):
+    async with console(site, served) as (page, _):
         worker = await site.worker("s1", "syllables", 3)
         await page.go("worker/syllables.s1")
         await page.until_text("fail, wait")
@@ -349,8 +351,8 @@ async def test_a_worker_that_is_gone_is_described(site, rig):
         assert [error for error in page.errors if "503" not in error] == []
 
 
-async def test_jobs_are_found_by_state_endpoint_and_the_beginning_of_their_id(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_jobs_are_found_by_state_endpoint_and_the_beginning_of_their_id(site, served):
+    async with console(site, served) as (page, _):
         await page.go("jobs")
         await page.until("document.querySelectorAll('tbody tr').length === 3")
         await page.enter("select[aria-label=state]", "queued")
@@ -371,8 +373,8 @@ async def test_jobs_are_found_by_state_endpoint_and_the_beginning_of_their_id(si
 WHEN = "document.querySelector('.why.when')"
 
 
-async def test_when_a_gang_can_start_is_told_while_it_waits(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_when_a_gang_can_start_is_told_while_it_waits(site, served):
+    async with console(site, served) as (page, _):
         await site.worker("s1", "syllables", 2)
         async with AsyncExitStack() as stack:
             lease = await stack.enter_async_context(site.client.lease("syllables", slots=2, ttl_s=600))
@@ -391,8 +393,8 @@ async def test_when_a_gang_can_start_is_told_while_it_waits(site, rig):
         assert page.errors == []
 
 
-async def test_when_a_job_can_start_is_told_while_it_waits_for_slots_and_while_it_waits_for_its_turn(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_when_a_job_can_start_is_told_while_it_waits_for_slots_and_while_it_waits_for_its_turn(site, served):
+    async with console(site, served) as (page, _):
         await site.worker("s1", "syllables", 1)
         tasks = site.client.options(timeout_s=500, max_attempts=1, key="u7", ordered=True)
         first = await tasks.submit("syllables.wait")
@@ -417,8 +419,8 @@ async def test_when_a_job_can_start_is_told_while_it_waits_for_slots_and_while_i
         assert page.errors == []
 
 
-async def test_the_slowest_rank_of_a_gang_is_marked(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_the_slowest_rank_of_a_gang_is_marked(site, served):
+    async with console(site, served) as (page, _):
         for name in ("s1", "s2"):
             await site.worker(name, "syllables", 1)
         async with site.client.gang(pool="syllables", size=2, ttl_s=600) as gang:
@@ -450,8 +452,8 @@ async def act(page: Page, button: str, within: str = "main", **fields: object) -
     await page.until("!document.querySelector('dialog').open")
 
 
-async def test_resize(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_resize(site, served):
+    async with console(site, served) as (page, _):
         await page.go("worker/words.w2")
         await act(page, "Resize", slots=6)
         await page.until_text("6:")
@@ -459,8 +461,8 @@ async def test_resize(site, rig):
         await recorded(page, "resize", "words.w2")
 
 
-async def test_drain(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_drain(site, served):
+    async with console(site, served) as (page, _):
         await page.go("worker/words.w2")
         await act(page, "Drain", grace_s=0)
 
@@ -472,8 +474,8 @@ async def test_drain(site, rig):
         await recorded(page, "drain", "words.w2")
 
 
-async def test_cancel(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_cancel(site, served):
+    async with console(site, served) as (page, _):
         await page.go(f"jobs/{site.queued.id}")
         await act(page, "Cancel")
         await page.until_text("cancelled")
@@ -481,8 +483,8 @@ async def test_cancel(site, rig):
         await recorded(page, "cancel", site.queued.id)
 
 
-async def test_release(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_release(site, served):
+    async with console(site, served) as (page, _):
         await page.go(f"gangs/{site.gang.id}")
         await act(page, "End")
         await page.until_text("ended")
@@ -491,8 +493,8 @@ async def test_release(site, rig):
 
 
 @pytest.mark.parametrize("where", ["dead", "jobs/{dead}"])
-async def test_replay(site, rig, where):
-    async with console(site, rig) as (page, _):
+async def test_replay(site, served, where):
+    async with console(site, served) as (page, _):
         before = (await site.client.dead_letter(site.dead.id)).dead_at
         await page.go(where.format(dead=site.dead.id))
         await act(page, "Replay" if where == "dead" else "Run again")
@@ -505,8 +507,8 @@ async def test_replay(site, rig, where):
         await recorded(page, "dead replay", site.dead.id)
 
 
-async def test_drop(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_drop(site, served):
+    async with console(site, served) as (page, _):
         await page.go("dead")
         await act(page, "Drop")
         await page.until_text("No dead letters.")
@@ -514,8 +516,8 @@ async def test_drop(site, rig):
         await recorded(page, "dead rm", site.dead.id)
 
 
-async def test_a_route_is_set_after_its_difference_was_shown(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_a_route_is_set_after_its_difference_was_shown(site, served):
+    async with console(site, served) as (page, _):
         await page.go("routes/paused")
         await page.until("document.querySelector('textarea').value.includes('paused')")
         await page.enter("textarea", '{"to": {"words": 1}}')
@@ -526,8 +528,8 @@ async def test_a_route_is_set_after_its_difference_was_shown(site, rig):
         await recorded(page, "route set", "paused")
 
 
-async def test_a_queue_is_resumed(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_a_queue_is_resumed(site, served):
+    async with console(site, served) as (page, _):
         await page.go("queues/paused")
         await act(page, "Resume")
 
@@ -538,16 +540,16 @@ async def test_a_queue_is_resumed(site, rig):
         await recorded(page, "route set", "paused")
 
 
-async def test_scale(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_scale(site, served):
+    async with console(site, served) as (page, _):
         await page.go("sets")
         await act(page, "Scale", gangs=1)
         await page.until_text("1/1")
         await recorded(page, "gangset scale", "serving")
 
 
-async def test_a_schedule_is_paused_resumed_and_removed(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_a_schedule_is_paused_resumed_and_removed(site, served):
+    async with console(site, served) as (page, _):
         (schedule,) = await site.client.schedules()
         await page.go("schedules")
         await act(page, "Pause")
@@ -579,8 +581,8 @@ async def test_every_action_has_a_test_here():
     assert set(ACTIONS) == tested
 
 
-async def test_what_is_refused_is_told_in_the_dialog_and_nothing_is_done(site, rig):
-    async with console(site, rig) as (page, _):
+async def test_what_is_refused_is_told_in_the_dialog_and_nothing_is_done(site, served):
+    async with console(site, served) as (page, _):
         await page.go("routes/paused")
         await page.enter("textarea", '{"too": 1}')
         await page.click("Set this route", "main")
@@ -593,8 +595,8 @@ async def test_what_is_refused_is_told_in_the_dialog_and_nothing_is_done(site, r
         await page.until("!document.querySelector('dialog').open")
 
 
-async def test_a_console_that_only_shows_has_no_buttons_for_actions(site, rig):
-    async with console(site, rig, actions="") as (page, _):
+async def test_a_console_that_only_shows_has_no_buttons_for_actions(site, served):
+    async with console(site, served, actions="") as (page, _):
         for path in (
             "worker/words.w1",
             f"gangs/{site.gang.id}",
@@ -613,7 +615,7 @@ async def test_a_console_that_only_shows_has_no_buttons_for_actions(site, rig):
 
 
 async def test_a_leader_that_is_killed_is_seen_to_go_and_its_successor_to_come(
-    site: Site, rig: Rig, nats_url: str, namespace: str, forks: ForkServer
+    site: PopulatedSystem, served: ServedConsole, nats_url: str, namespace: str, forks: ForkServer
 ):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))}
     environment = clean | {"NATS_URL": nats_url, "GANGLINE_NAMESPACE": namespace}
@@ -623,7 +625,7 @@ async def test_a_leader_that_is_killed_is_seen_to_go_and_its_successor_to_come(
         site.stack.callback(leader.kill)
         await site.fill(coordinator=False)
         standby = await site.coordinator()
-        async with console(site, rig) as (page, _):
+        async with console(site, served) as (page, _):
             await page.until_text("leader since", ".leader")
             first = await page.text(".leader")
             await page.go(f"gangs/{site.gang.id}")
@@ -638,26 +640,26 @@ async def test_a_leader_that_is_killed_is_seen_to_go_and_its_successor_to_come(
             assert page.errors == []
 
 
-async def test_a_page_is_marked_stale_when_the_console_stops_and_signed_out_by_the_next(site, rig):
+async def test_a_page_is_marked_stale_when_the_console_stops_and_signed_out_by_the_next(site, served):
     async with site, chromium() as browser:
         await site.worker("w1")
         page = await browser.page()
-        async with rig.open(site.options) as visitor:
+        async with served.open(site.options) as visitor:
             port = visitor.port
-            await page.open(f"http://127.0.0.1:{port}{rig.link()}")
+            await page.open(f"http://127.0.0.1:{port}{served.link()}")
             await page.until_text("words")
         await page.until("document.querySelector('main.stale')")
         await page.until_text("does not answer", ".notice")
         assert "words" in await page.text("main"), "what was known is still shown"
-        async with rig.open(site.options, listen=f"127.0.0.1:{port}"):
+        async with served.open(site.options, listen=f"127.0.0.1:{port}"):
             await page.until_text("Signed out", ".notice")
 
 
-async def test_a_page_is_marked_stale_when_the_server_stops_and_goes_on_when_it_is_back(nats_server, namespace, rig):
-    async with Site(nats_server.url, namespace) as site:
+async def test_a_page_is_marked_stale_when_the_server_stops_and_goes_on_when_it_is_back(nats_server, namespace, served):
+    async with PopulatedSystem(nats_server.url, namespace) as site:
         site.filled = True
         await site.worker("w1")
-        async with console(site, rig) as (page, _):
+        async with console(site, served) as (page, _):
             await page.until_text("w1")
             await asyncio.to_thread(nats_server.kill)
             await page.until_text("no connection to NATS", ".notice")

@@ -70,9 +70,9 @@ def take(shown: Rows, told: dict[str, str]) -> Delta:
 
 
 @pytest.mark.server
-async def test_a_stream_begins_with_all_rows_and_goes_on_with_what_changes(rig, options, nats_url, namespace):
-    async with system(nats_url, namespace) as client, rig.open(options) as visitor:
-        await visitor.sign_in(rig.link())
+async def test_a_stream_begins_with_all_rows_and_goes_on_with_what_changes(served, options, nats_url, namespace):
+    async with system(nats_url, namespace) as client, served.open(options) as visitor:
+        await visitor.sign_in(served.link())
         shown: Rows = {}
         async with visitor.stream() as stream:
             first = await event(stream)
@@ -107,13 +107,13 @@ async def test_a_stream_begins_with_all_rows_and_goes_on_with_what_changes(rig, 
 
 
 @pytest.mark.server
-async def test_dead_letters_are_grouped_by_cause_and_exactly_those_are_replayed(rig, options, nats_url, namespace):
+async def test_dead_letters_are_grouped_by_cause_and_exactly_those_are_replayed(served, options, nats_url, namespace):
     async with system(nats_url, namespace, dispatcher=True) as client:
         jobs = [await client.options(max_attempts=1).submit("words.fail", number) for number in range(3)]
         other = await client.options(max_attempts=1).submit("words.nothing")
         client.router.bus.publish(f"{namespace}.task.words.nothing", b"{}")  # its id is a number
-        async with rig.open(options, operator=options, actions="replay,drop") as visitor:
-            await visitor.sign_in(rig.link())
+        async with served.open(options, operator=options, actions="replay,drop") as visitor:
+            await visitor.sign_in(served.link())
 
             async def dead():
                 found = (await visitor.get("/api/dead")).json
@@ -139,9 +139,9 @@ async def test_dead_letters_are_grouped_by_cause_and_exactly_those_are_replayed(
 
 
 @pytest.mark.server
-async def test_jobs_that_only_wait_are_listed_and_found_by_the_beginning_of_their_id(rig, options, nats_url, namespace):
-    async with system(nats_url, namespace, dispatcher=True) as client, rig.open(options) as visitor:
-        await visitor.sign_in(rig.link())
+async def test_jobs_that_only_wait_are_found_by_the_beginning_of_their_id(served, options, nats_url, namespace):
+    async with system(nats_url, namespace, dispatcher=True) as client, served.open(options) as visitor:
+        await visitor.sign_in(served.link())
         await client.set_route("later", {"to": {"words": 1}, "queue": {"paused": True}})
         waiting = await client.submit("later.wait")
         running = await client.submit("words.wait")
@@ -163,12 +163,12 @@ async def test_jobs_that_only_wait_are_listed_and_found_by_the_beginning_of_thei
 
 
 @pytest.mark.server
-async def test_schedules_are_listed_paused_resumed_and_removed_and_that_is_recorded(rig, options, nats_url, namespace):
+async def test_schedules_are_paused_resumed_and_removed_and_that_is_recorded(served, options, nats_url, namespace):
     async with (
         system(nats_url, namespace, dispatcher=True) as client,
-        rig.open(options, operator=options, actions="schedule") as visitor,
+        served.open(options, operator=options, actions="schedule") as visitor,
     ):
-        await visitor.sign_in(rig.link())
+        await visitor.sign_in(served.link())
         await client.options(cron="0 0 3 1 1 *", idempotency_key="yearly").submit("words.fail", 7)
 
         async def listed():
@@ -194,10 +194,10 @@ async def test_schedules_are_listed_paused_resumed_and_removed_and_that_is_recor
 
 
 @pytest.mark.server
-async def test_a_browser_is_told_at_once_when_the_connection_to_nats_ends(rig, nats_server, namespace):
+async def test_a_browser_is_told_at_once_when_the_connection_to_nats_ends(served, nats_server, namespace):
     options = ConnectionOptions(server=nats_server.url, namespace=namespace)
-    async with system(nats_server.url, namespace), rig.open(options) as visitor:
-        await visitor.sign_in(rig.link())
+    async with system(nats_server.url, namespace), served.open(options) as visitor:
+        await visitor.sign_in(served.link())
         async with visitor.stream() as stream:
             await stream.readuntil(b"event: ping\ndata: 1\n\n")
             await asyncio.to_thread(nats_server.kill)
@@ -207,11 +207,11 @@ async def test_a_browser_is_told_at_once_when_the_connection_to_nats_ends(rig, n
 
 
 @pytest.mark.server
-async def test_payloads_are_shown_only_if_allowed(rig, options, nats_url, namespace):
+async def test_payloads_are_shown_only_if_allowed(served, options, nats_url, namespace):
     async with system(nats_url, namespace, dispatcher=True) as client:
         job = await client.options(max_attempts=1).submit("words.fail", 7)
-        async with rig.open(options, show_payloads=True) as visitor:
-            await visitor.sign_in(rig.link())
+        async with served.open(options, show_payloads=True) as visitor:
+            await visitor.sign_in(served.link())
 
             async def dead():
                 return (await visitor.get("/api/dead")).json["count"] == 1
@@ -221,12 +221,12 @@ async def test_payloads_are_shown_only_if_allowed(rig, options, nats_url, namesp
 
 
 @pytest.mark.server
-async def test_a_route_is_set_only_if_it_is_still_the_one_that_was_shown(rig, options, nats_url, namespace):
+async def test_a_route_is_set_only_if_it_is_still_the_one_that_was_shown(served, options, nats_url, namespace):
     async with (
         system(nats_url, namespace) as client,
-        rig.open(options, operator=options, actions="route") as visitor,
+        served.open(options, operator=options, actions="route") as visitor,
     ):
-        await visitor.sign_in(rig.link())
+        await visitor.sign_in(served.link())
         route = {"to": {"words": 1.0}, "queue": {"max_running": 2}}
         assert (await visitor.act("route", target="words", route=route, was=None)).json == {"route": route}
         await client.set_route("words", {"to": {"words": 2}})
@@ -241,9 +241,9 @@ async def test_a_route_is_set_only_if_it_is_still_the_one_that_was_shown(rig, op
 
 
 @pytest.mark.server
-async def test_questions_that_make_no_sense_get_an_error_that_says_so(rig, options):
-    async with rig.open(options, operator=options, actions="all") as visitor:
-        await visitor.sign_in(rig.link())
+async def test_questions_that_make_no_sense_get_an_error_that_says_so(served, options):
+    async with served.open(options, operator=options, actions="all") as visitor:
+        await visitor.sign_in(served.link())
         for path, status in (
             ("/api/worker", 400),
             ("/api/worker?name=nobody", 400),
@@ -324,22 +324,22 @@ def test_groups_have_exactly_their_members_oldest_first_and_the_largest_group_co
 
 
 @pytest.mark.server
-async def test_the_times_of_a_gang_that_is_not_known_are_empty(rig, options, nats_url, namespace):
-    async with system(nats_url, namespace), rig.open(options) as visitor:
-        await visitor.sign_in(rig.link())
+async def test_the_times_of_a_gang_that_is_not_known_are_empty(served, options, nats_url, namespace):
+    async with system(nats_url, namespace), served.open(options) as visitor:
+        await visitor.sign_in(served.link())
         told = (await visitor.get("/api/gang?id=nothing")).json
         assert told == {"generation": 0, "ranks": [], "slowest": None, "slowest_of_run": None, "run": 0, "told": []}
         assert (await visitor.get("/api/gang")).status == 400
 
 
 @pytest.mark.server
-async def test_a_job_that_waits_for_slots_is_told_when_it_can_start(rig, options, nats_url, namespace):
+async def test_a_job_that_waits_for_slots_is_told_when_it_can_start(served, options, nats_url, namespace):
     async with (
         system(nats_url, namespace, dispatcher=True) as client,
         client.lease("words", slots=4, ttl_s=60),
-        rig.open(options) as visitor,
+        served.open(options) as visitor,
     ):
-        await visitor.sign_in(rig.link())
+        await visitor.sign_in(served.link())
         job = await client.submit("words.wait")
 
         async def told() -> bool:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UP_TIMEOUT_S = 600
 
 
-class System:
+class ComposeProject:
     """One project of Docker Compose."""
 
     def __init__(self, project: str, ports: dict[str, int], secrets: Path) -> None:
@@ -86,10 +86,10 @@ def engine() -> None:
 
 
 @pytest.fixture(scope="session")
-def system(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeProject]:
     ports = {f"nats-{number}": port for number, port in enumerate(free_ports(3), 1)}
     secrets = make_secrets(tmp_path_factory.mktemp("compose") / "secrets", ports)
-    made = System(f"gangline-test-{os.getpid()}", ports, secrets)
+    made = ComposeProject(f"gangline-test-{os.getpid()}", ports, secrets)
     try:
         made.compose("up", "--build", "--detach", "--wait", timeout_s=UP_TIMEOUT_S)
         yield made

@@ -13,7 +13,7 @@ import gangline
 from gangline import ConnectionSettings
 
 from ..waiting import PATIENCE_S
-from .conftest import System
+from .conftest import ComposeProject
 from .plain import Identity, NoAnswer, request
 
 pytestmark = [
@@ -27,7 +27,7 @@ SUBJECT = "gangline.call.words.count"
 BODY = b'{"text": "lease a slot before you send"}'
 
 
-def connection(system: System, user: str, *ports: int) -> ConnectionSettings:
+def connection(system: ComposeProject, user: str, *ports: int) -> ConnectionSettings:
     """As that user, to these servers."""
     return ConnectionSettings.from_environment(
         {
@@ -38,7 +38,7 @@ def connection(system: System, user: str, *ports: int) -> ConnectionSettings:
     )
 
 
-async def ledger_of(system: System, server: str = "nats-1") -> dict:
+async def ledger_of(system: ComposeProject, server: str = "nats-1") -> dict:
     stream = "$JS.API.STREAM.INFO.KV_GANGLINE_LEDGER"
     answer = await request(system.ports[server], system.identity("operator"), stream)
     told = answer.json()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from ..support.cases import case
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -14,19 +14,21 @@ PATHS = sorted(path for path in set(re.findall(r"`([\w/.]+)`", TEXT)) if path.sp
 NAMED = sorted(set(re.findall(r"`(\w+)(?:\(\))?` in\s+`([\w/.]+\.py)`", TEXT)))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_path_is_there(path: str):
-    assert (ROOT / path).exists()
+def test_a_path_is_there():
+    for path in PATHS:
+        with case(path):
+            assert (ROOT / path).exists()
 
 
 def test_the_page_names_files():
     assert len(PATHS) > 25
 
 
-@pytest.mark.parametrize(("name", "path"), NAMED)
-def test_a_name_is_defined_in_its_file(name: str, path: str):
-    defined = rf"^\s*(class|(async )?def) {name}\b|^{name}\b"
-    assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE)
+def test_a_name_is_defined_in_its_file():
+    for name, path in NAMED:
+        with case(name, path):
+            defined = rf"^\s*(class|(async )?def) {name}\b|^{name}\b"
+            assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE)
 
 
 def test_the_page_names_definitions():

@@ -15,6 +15,7 @@ import yaml
 
 from gangline.telemetry.metrics.catalogue import METRICS
 
+from ..support.cases import case
 from ..support.promtool import GET_PROMTOOL, PROMTOOL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,19 +59,21 @@ def used(expression: str) -> tuple[set[str], set[str]]:
     return set(re.findall(r"\b[a-z_]\w*\b", plain)) - KEYWORDS - FUNCTIONS, labels
 
 
-@pytest.mark.parametrize("path", [path for path, _ in made["files"]()], ids=lambda path: path.name)
-def test_a_generated_file_is_up_to_date(path):
-    assert path.read_text() == dict(made["files"]())[path], "run: make docs"
+def test_a_generated_file_is_up_to_date():
+    for path in [path for path, _ in made["files"]()]:
+        with case(path):
+            assert path.read_text() == dict(made["files"]())[path], "run: make docs"
 
 
-@pytest.mark.parametrize(("where", "expression"), ALL, ids=[where for where, _ in ALL])
-def test_an_expression_names_metrics_and_labels_that_are_exported(where, expression):
-    names, labels = used(expression)
-    assert names and names <= set(KNOWN), names - set(KNOWN)
-    for name in names:
-        # Both sides of a division have the labels by which they are grouped.
-        assert labels - {"source"} <= KNOWN[name] | {"source"}, (name, labels)
-    assert labels <= set.union(*(KNOWN[name] for name in names))
+def test_an_expression_names_metrics_and_labels_that_are_exported():
+    for where, expression in ALL:
+        with case(where, expression):
+            names, labels = used(expression)
+            assert names and names <= set(KNOWN), names - set(KNOWN)
+            for name in names:
+                # Both sides of a division have the labels by which they are grouped.
+                assert labels - {"source"} <= KNOWN[name] | {"source"}, (name, labels)
+            assert labels <= set.union(*(KNOWN[name] for name in names))
 
 
 def test_an_expression_with_an_unknown_metric_or_label_would_be_noticed():

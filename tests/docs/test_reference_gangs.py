@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from pydantic import BaseModel
 
 from gangline.cli.views.gangset_file import parse_sets
@@ -54,6 +53,8 @@ from gangline.schemas.records.gangs import (
 )
 from gangline.telemetry.metrics import coordinator as coordinator_metrics
 
+from ..support.cases import case
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()
 OWNERS = PROTOCOL[PROTOCOL.index("## Requests for gangs") : PROTOCOL.index("## Events of gangs")]
@@ -94,23 +95,26 @@ def cells(section: str, name: str) -> list[str]:
     return row.split("|")
 
 
-@pytest.mark.parametrize("operation", GangOperation)
-def test_the_subject_of_every_operation_is_there(operation):
-    assert f"`<ns>.gang.{operation}`" in PROTOCOL
+def test_the_subject_of_every_operation_is_there():
+    for operation in GangOperation:
+        with case(operation):
+            assert f"`<ns>.gang.{operation}`" in PROTOCOL
 
 
-@pytest.mark.parametrize(("place", "model"), ASKED.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_every_field_of_a_request_is_there_and_marked_if_it_is_required(place, model):
-    asked = cells(*place)[2]
-    assert [name for name in model.model_fields if f"`{name}`" not in asked] == []
-    required = [name for name, field in model.model_fields.items() if field.is_required()]
-    assert re.findall(r"`(\w+)` \*required\*", asked) == required
+def test_every_field_of_a_request_is_there_and_marked_if_it_is_required():
+    for place, model in ASKED.items():
+        with case(place, model):
+            asked = cells(*place)[2]
+            assert [name for name in model.model_fields if f"`{name}`" not in asked] == []
+            required = [name for name, field in model.model_fields.items() if field.is_required()]
+            assert re.findall(r"`(\w+)` \*required\*", asked) == required
 
 
-@pytest.mark.parametrize(("place", "model"), ANSWERED.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_every_field_of_an_answer_is_there(place, model):
-    answered = cells(*place)[3]
-    assert set(model.model_fields) == set(re.findall(r"`(\w+)`", answered))
+def test_every_field_of_an_answer_is_there():
+    for place, model in ANSWERED.items():
+        with case(place, model):
+            answered = cells(*place)[3]
+            assert set(model.model_fields) == set(re.findall(r"`(\w+)`", answered))
 
 
 def test_the_choices_and_defaults_of_a_request_for_a_gang_are_there():
@@ -150,19 +154,18 @@ def test_every_cause_that_a_worker_reports_is_there():
     assert [name for name in SeatRequest.model_fields if f"`{name}`" not in cells(WORKERS, "hold")[2]] == []
 
 
-@pytest.mark.parametrize(
-    ("key", "record"),
-    [
+def test_every_field_of_a_record_is_there():
+    cases = [
         ("leader", LeaderRecord),
         ("leader_alive", LeaderAlive),
         ("gang.<gang>", GangRecord),
         ("member.<pool>.<worker>.<gang>", MemberRecord),
         ("gangset.<name>", GangSetRecord),
-    ],
-)
-def test_every_field_of_a_record_is_there(key, record):
-    told = set(re.findall(r"\w+", cells(KEYS, key)[2]))
-    assert set(record.model_fields) - {"v"} <= told
+    ]
+    for key, record in cases:
+        with case(key, record):
+            told = set(re.findall(r"\w+", cells(KEYS, key)[2]))
+            assert set(record.model_fields) - {"v"} <= told
 
 
 def test_every_metric_of_a_coordinator_is_on_the_page_that_tells_how_to_observe():
@@ -172,9 +175,12 @@ def test_every_metric_of_a_coordinator_is_on_the_page_that_tells_how_to_observe(
     assert set(re.findall(r"`(gangline\.(?:gang|coordinator)\.\w+)` \|", page)) == named
 
 
-@pytest.mark.parametrize("page", ["standing-gangs.md", "use-gangs.md"])
-def test_declarations_of_sets_on_the_pages_are_taken_as_they_stand(page):
-    text = (DOCS / "how-to" / page).read_text()
-    (found,) = re.findall(r"^(?:```yaml\n|\$ cat llama.yaml\n)(name: .*?)^(?:```|\$ )", text, re.MULTILINE | re.DOTALL)
-    sets = parse_sets(found, page)
-    assert sets["llama"].gangs == 2 and sets["llama"].template.size == 4
+def test_declarations_of_sets_on_the_pages_are_taken_as_they_stand():
+    for page in ["standing-gangs.md", "use-gangs.md"]:
+        with case(page):
+            text = (DOCS / "how-to" / page).read_text()
+            (found,) = re.findall(
+                r"^(?:```yaml\n|\$ cat llama.yaml\n)(name: .*?)^(?:```|\$ )", text, re.MULTILINE | re.DOTALL
+            )
+            sets = parse_sets(found, page)
+            assert sets["llama"].gangs == 2 and sets["llama"].template.size == 4

@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -61,6 +62,7 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+@pytest.mark.long
 def test_the_wheel_has_each_file_of_git_once_and_nothing_else(built: Built):
     expected = shipped()
     assert len(expected) > 30
@@ -70,16 +72,19 @@ def test_the_wheel_has_each_file_of_git_once_and_nothing_else(built: Built):
     assert set(contents(built.wheel)) == set(expected)
 
 
+@pytest.mark.long
 def test_the_files_of_the_wheel_are_those_of_git_to_the_byte(built: Built):
     expected = shipped()
     for name, data in contents(built.wheel).items():
         assert data == (ROOT / expected[name]).read_bytes(), name
 
 
+@pytest.mark.long
 def test_a_wheel_made_of_the_source_distribution_is_the_same_wheel(built: Built):
     assert contents(built.wheel_of_sdist) == contents(built.wheel)
 
 
+@pytest.mark.long
 def test_the_source_distribution_has_the_sources_the_tests_and_the_documentation(built: Built):
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -118,10 +123,12 @@ def test_each_dependency_is_locked_to_a_version_that_is_allowed_with_hashes():
     assert len(entries) == len(re.findall(r"^\S+==", lock, re.MULTILINE)), "one without a hash"
 
 
+@pytest.mark.long
 def test_the_wheel_says_that_it_is_typed(built: Built):
     assert contents(built.wheel)["gangline/py.typed"] == b""
 
 
+@pytest.mark.long
 def test_the_wheel_declares_what_the_project_declares(built: Built):
     declared = project()
     metadata = email.message_from_string(dist_info(built.wheel, "METADATA"))
@@ -133,12 +140,14 @@ def test_the_wheel_declares_what_the_project_declares(built: Built):
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
 
 
+@pytest.mark.long
 def test_the_wheel_has_the_console_script(built: Built):
     entries = configparser.ConfigParser()
     entries.read_string(dist_info(built.wheel, "entry_points.txt"))
     assert dict(entries["console_scripts"]) == {"gangline": "gangline.cli:main"}
 
 
+@pytest.mark.long
 def test_the_wheel_brings_its_licence(built: Built):
     with zipfile.ZipFile(built.wheel) as archive:
         (path,) = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]

@@ -18,18 +18,11 @@ for name in gangline.__all__: getattr(gangline, name)
 assert worker.MINE
 print(gangline.__file__)
 """
+pytestmark = pytest.mark.long
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "wheel",
-        # The quick suite only looks whether these give the same wheel: see test_files.
-        pytest.param("source distribution", marks=pytest.mark.long),
-        pytest.param("folder", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("way", ["wheel", "source distribution", "folder"])
 def test_an_installed_package_works_beside_a_users_modules_of_the_same_names(way, installed: Installed, crowded: Path):
     environment = installed(way)
     where = environment.run(USE, crowded)
@@ -80,7 +73,6 @@ reveal_type(gangline.Pool("words", slots=4).slots)
 """
 
 
-@pytest.mark.long  # the quick suite looks for the file that says so: see test_files
 def test_users_get_our_types(installed: Installed, tmp_path: Path):
     (tmp_path / "app.py").write_text(APP)
     command = (

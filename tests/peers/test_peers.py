@@ -106,6 +106,7 @@ def test_environments_are_outside_of_the_project(monkeypatch: pytest.MonkeyPatch
     assert cache_folder() == tmp_path
 
 
+@pytest.mark.long  # pip resolves twice; only benchmarks install peers
 @pytest.mark.processes
 async def test_a_peer_that_cannot_be_installed_is_told_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

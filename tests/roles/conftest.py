@@ -191,7 +191,9 @@ def site(site_of) -> Site:
 SERVERS = ("gateway", "dispatcher", "coordinator", "operator", "worker", "router")
 
 
-@pytest.fixture(params=["in one account", "of a tenant", pytest.param("by JWT", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=["in one account", *(pytest.param(form, marks=pytest.mark.long) for form in ("of a tenant", "by JWT"))]
+)
 def producing(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
     """With a producer in Gangline's own account, and with one in an account that imports what it needs."""
     users = "producer" if request.param == "in one account" else "producer@shop=producer"

@@ -11,7 +11,7 @@ from gangline.bus.port.bus import BucketSettings, NotPermitted
 from gangline.cli.console.options import ConnectionOptions
 from gangline.schemas.names import Names, Operation, WorkerId
 
-from ..console.conftest import Rig
+from ..console.conftest import ServedConsole
 from ..waiting import until
 from .conftest import PASSWORD, SERVERS, cut
 
@@ -25,10 +25,10 @@ def options(site, user):
 
 
 async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys, caplog):
-    site, rig = site_of(cut(*USERS)), Rig(capsys)
+    site, served = site_of(cut(*USERS)), ServedConsole(capsys)
     await site.everything()
-    async with rig.open(options(site, "eye")) as visitor:
-        await visitor.sign_in(rig.link())
+    async with served.open(options(site, "eye")) as visitor:
+        await visitor.sign_in(served.link())
 
         async def rows(table):
             return (await visitor.get("/api/board")).json["rows"][table]
@@ -73,11 +73,11 @@ async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys, capl
 
 async def test_a_console_cannot_act_even_with_its_credentials_in_hand(site_of, capsys):
     """Whoever breaks into a console that only shows has the user `observer`."""
-    site, rig = site_of(cut(*USERS)), Rig(capsys)
+    site, served = site_of(cut(*USERS)), ServedConsole(capsys)
     await site.everything()
     connection = options(site, "eye")
-    async with rig.open(connection) as visitor:
-        await visitor.sign_in(rig.link())
+    async with served.open(connection) as visitor:
+        await visitor.sign_in(served.link())
         assert "images.w1" in (await visitor.get("/api/board")).json["rows"]["workers"]
     bus = await connect_bus(connection.settings(), name="intruder")
     worker = WorkerId("images", "w1")
@@ -93,10 +93,10 @@ async def test_a_console_cannot_act_even_with_its_credentials_in_hand(site_of, c
 
 
 async def test_with_a_user_of_its_own_for_actions_it_acts_and_the_audit_trail_says_who_and_why(site_of, capsys):
-    site, rig = site_of(cut(*USERS)), Rig(capsys)
+    site, served = site_of(cut(*USERS)), ServedConsole(capsys)
     await site.everything()
-    async with rig.open(options(site, "eye"), operator=options(site, "ann"), actions="resize") as visitor:
-        await visitor.sign_in(rig.link())
+    async with served.open(options(site, "eye"), operator=options(site, "ann"), actions="resize") as visitor:
+        await visitor.sign_in(served.link())
         answer = await visitor.act("resize", target="images.w1", slots=1, reason="too warm")
         assert answer.status == 200 and answer.json["slots"] == 1, answer.body
         entries = (await visitor.get("/api/audit")).json["entries"]

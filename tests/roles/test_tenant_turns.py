@@ -38,7 +38,7 @@ async def is_known(bus: NatsBus, sequence: int) -> bool:
     return "state" in json.loads(answer.data)
 
 
-@pytest.mark.parametrize("weight", [1, 3])
+@pytest.mark.parametrize("weight", [3, pytest.param(1, marks=pytest.mark.long)])
 async def test_two_tenants_that_each_fill_the_whole_window_start_tasks_in_turn(tenants: Site, weight: int):
     starts: list[str] = []
     ends = asyncio.Semaphore(0)

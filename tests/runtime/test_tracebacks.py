@@ -250,7 +250,7 @@ SCRIPT = """
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("form", ["async", "plain"])
+@pytest.mark.parametrize("form", ["async", pytest.param("plain", marks=pytest.mark.long)])
 async def test_a_script_prints_its_own_line_and_the_remote_traceback(
     nats_url: str, namespace: str, tmp_path: Path, form: str
 ) -> None:

@@ -14,6 +14,7 @@ from gangline.schemas import schedules
 from gangline.schemas.errors.base import InvalidSchedule
 from gangline.schemas.schedules import check_schedule, parse_schedule
 
+from ..support.cases import case
 from ..waiting import PATIENCE_S
 
 
@@ -31,9 +32,8 @@ def following(schedule, after, number=1, zone=""):
     return times
 
 
-@pytest.mark.parametrize(
-    ("schedule", "after", "expected"),
-    [
+def test_the_next_times_of_a_schedule():
+    cases = [
         ("* * * * * *", "2026-01-01T00:00:00.5Z", ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"]),
         ("0 0 3 * * *", "2026-01-01T03:00:00Z", ["2026-01-02T03:00:00Z", "2026-01-03T03:00:00Z"]),
         ("*/20 5 * * * *", "2026-01-01T00:05:21Z", ["2026-01-01T00:05:40Z", "2026-01-01T01:05:00Z"]),
@@ -50,10 +50,10 @@ def following(schedule, after, number=1, zone=""):
         ("@monthly", "2026-01-01T00:00:00Z", ["2026-02-01T00:00:00Z"]),
         ("@yearly", "2026-01-01T00:00:00Z", ["2027-01-01T00:00:00Z"]),
         ("@every 1h30m", "2026-01-01T00:00:00Z", ["2026-01-01T01:30:00Z", "2026-01-01T03:00:00Z"]),
-    ],
-)
-def test_the_next_times_of_a_schedule(schedule, after, expected):
-    assert following(schedule, after, len(expected)) == expected
+    ]
+    for schedule, after, expected in cases:
+        with case(schedule, after, expected):
+            assert following(schedule, after, len(expected)) == expected
 
 
 def test_a_time_of_day_is_that_of_the_zone():
@@ -101,9 +101,8 @@ def test_a_step_over_all_days_of_the_week_limits_them():
     assert following("0 0 0 1 * */2", "2026-01-01T12:00:00Z", 2) == ["2026-01-03T00:00:00Z", "2026-01-04T00:00:00Z"]
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
+def test_what_is_no_schedule_is_refused():
+    cases = [
         "0 3 * * *",
         "",
         "nonsense",
@@ -124,11 +123,10 @@ def test_a_step_over_all_days_of_the_week_limits_them():
         "a * * * * *",
         ", * * * * *",
         "-1 * * * * *",
-    ],
-)
-def test_what_is_no_schedule_is_refused(schedule):
-    with pytest.raises(InvalidSchedule):
-        parse_schedule(schedule)
+    ]
+    for schedule in cases:
+        with case(schedule), pytest.raises(InvalidSchedule):
+            parse_schedule(schedule)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +190,15 @@ async def taken(url: str, namespace: str, schedule: str, zone: str = "") -> bool
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("schedule", ["0 0 3 * * *", "@daily", "@every 5m", "@at 2099-01-01T00:00:00Z"])
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC", "America/Argentina/Buenos_Aires", "Etc/GMT+2", "Mars/Base"])
-async def test_the_server_takes_and_refuses_the_same_zones(nats_url, namespace, schedule, zone):
-    try:
-        ours = bool(check_schedule(schedule, zone))
-    except InvalidSchedule:
-        ours = False
-    assert await taken(nats_url, namespace, schedule, zone) is ours
+async def test_the_server_takes_and_refuses_the_same_zones(nats_url, namespace):
+    for schedule in ["0 0 3 * * *", "@daily", "@every 5m", "@at 2099-01-01T00:00:00Z"]:
+        for zone in ["Europe/Berlin", "UTC", "America/Argentina/Buenos_Aires", "Etc/GMT+2", "Mars/Base"]:
+            with case(schedule, zone):
+                try:
+                    ours = bool(check_schedule(schedule, zone))
+                except InvalidSchedule:
+                    ours = False
+                assert await taken(nats_url, namespace, schedule, zone) is ours
 
 
 @pytest.mark.long

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from gangline.schemas.errors.base import InvalidSchedule
 from gangline.schemas.schedules import check_schedule, short_cron
 
+from ..support.cases import case
 from ..support.schedules import REFUSED, STALLING, TAKEN
 
 
-@pytest.mark.parametrize("text", TAKEN)
-def test_what_the_server_takes_is_taken(text):
-    assert check_schedule(f" {text} ") == text
+def test_what_the_server_takes_is_taken():
+    for text in TAKEN:
+        with case(text):
+            assert check_schedule(f" {text} ") == text
 
 
 @pytest.mark.parametrize("text", ["0 3 * * *", "*/5 * * * mon-fri", " 0  3 1 jan ? "])
@@ -22,15 +24,14 @@ def test_five_fields_get_the_second_0(text):
     assert check_schedule(text) == f"0 {text.strip()}"
 
 
-@pytest.mark.parametrize("text", [*REFUSED, *STALLING, "", "  "])
-def test_what_the_server_refuses_or_stumbles_over_is_refused(text):
-    with pytest.raises(InvalidSchedule):
-        check_schedule(text)
+def test_what_the_server_refuses_or_stumbles_over_is_refused():
+    for text in [*REFUSED, *STALLING, "", "  "]:
+        with case(text), pytest.raises(InvalidSchedule):
+            check_schedule(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
+def test_what_is_refused_says_what_to_write():
+    cases = [
         ("0 3 * *", "has 4 fields: a schedule has five fields of cron, such as '0 3 * * *', or six"),
         ("61 3 * * *", "'61' is out of bounds: minutes go from 0 to 59"),
         ("", "it is empty: give five or six fields of cron, such as '0 3 * * *', or '@every 5m'"),
@@ -45,11 +46,11 @@ def test_what_the_server_refuses_or_stumbles_over_is_refused(text):
         ("@every 10ms", "at least one second"),
         ("@every 9999999h", "longer than 292 years"),
         ("@at noon", "a timestamp such as 2030-01-31T12:00:00Z"),
-    ],
-)
-def test_what_is_refused_says_what_to_write(text, hint):
-    with pytest.raises(InvalidSchedule, match=hint.replace("'0 3 * * *'", "'0 3 \\* \\* \\*'")):
-        check_schedule(text)
+    ]
+    for text, hint in cases:
+        hint = hint.replace("'0 3 * * *'", "'0 3 \\* \\* \\*'")
+        with case(text, hint), pytest.raises(InvalidSchedule, match=hint):
+            check_schedule(text)
 
 
 @pytest.mark.parametrize("text", ["99 * * * *", "0 0 30 feb *", "0 99 * * * *", "0 0 0 30 feb *"])

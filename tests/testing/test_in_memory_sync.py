@@ -68,10 +68,10 @@ def test_a_worker_can_be_killed_and_another_added():
 def test_on_virtual_time_only_waiting_takes_time_and_it_takes_none():
     running = cluster_sync(pool, dispatcher=True, virtual_time=True)
     with running as client:
-        job = client.options(delay_s=120).submit(add, 1, 2)
-        running.advance(60)
+        job = client.options(delay_s=30).submit(add, 1, 2)
+        running.advance(15)
         assert job.status().state.value == "scheduled"
-        running.advance(61)
+        running.advance(16)
         assert job.status().state.value == "done"
         assert job.result() == 3
     with pytest.raises(ClosedError):

@@ -14,6 +14,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def programs(tmp_path):
@@ -57,7 +59,6 @@ def pyright(project: Path) -> list[tuple[str, int, str]]:
     ]
 
 
-@pytest.mark.long  # the quick suite asks pyright
 def test_mypy_strict_finds_each_wrong_use_of_a_task_and_no_other(programs):
     found = mypy(programs)
     assert {(file, line) for file, line, _ in found} == marked_lines(), found

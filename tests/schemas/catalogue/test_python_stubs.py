@@ -22,6 +22,8 @@ from gangline.schemas.records.workers import MethodInfo
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.cases import case
+
 Day = date
 
 pool = Pool("shop", slots=4)
@@ -115,6 +117,7 @@ async def source() -> str:
         return python_stubs((await client.schemas("shop")).values(), about="Tasks of the shop.")
 
 
+@pytest.mark.long
 async def test_the_module_passes_type_checkers_and_works_when_run(tmp_path):
     (tmp_path / "shop_client.py").write_text(await source())
     (tmp_path / "right.py").write_text(PROGRAM)
@@ -164,9 +167,8 @@ def test_a_task_without_a_schema_takes_and_returns_anything():
     assert "m" in compiled(text)
 
 
-@pytest.mark.parametrize(
-    ("schema", "kind"),
-    [
+def test_schemas_that_pydantic_does_not_write_have_types_too():
+    cases = [
         ({"type": ["integer", "null"]}, "int | None"),
         ({"oneOf": [{"type": "null"}, {"type": "string"}]}, "str | None"),
         ({"anyOf": [{}, {"type": "string"}]}, "Any"),
@@ -180,17 +182,19 @@ def test_a_task_without_a_schema_takes_and_returns_anything():
         ({"type": "object"}, "dict[str, Any]"),
         ({"type": "strange"}, "Any"),
         (True, "Any"),
-    ],
-)
-def test_schemas_that_pydantic_does_not_write_have_types_too(schema, kind):
-    body = {
-        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
-        "result": schema,
-        "$defs": {"Number": {"type": "number"}, "Loop": {"type": "array", "items": {"$ref": "#/$defs/Loop"}}},
-    }
-    text = python_stubs([TaskSchema(pool="p", method="m", info=MethodInfo(), body=json.loads(json.dumps(body)))])
-    assert f"async def m() -> {kind}:" in text
-    compiled(text)
+    ]
+    for schema, kind in cases:
+        with case(schema, kind):
+            body = {
+                "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+                "result": schema,
+                "$defs": {"Number": {"type": "number"}, "Loop": {"type": "array", "items": {"$ref": "#/$defs/Loop"}}},
+            }
+            text = python_stubs(
+                [TaskSchema(pool="p", method="m", info=MethodInfo(), body=json.loads(json.dumps(body)))]
+            )
+            assert f"async def m() -> {kind}:" in text
+            compiled(text)
 
 
 def test_names_that_python_does_not_allow_are_written_otherwise():

@@ -20,6 +20,8 @@ from gangline.schemas.messages.operations import (
 )
 from gangline.schemas.wire.frames import Load
 
+from ...support.cases import case
+
 REQUESTS = [cls for cls in vars(messages).values() if isinstance(cls, type) and issubclass(cls, messages.Request)]
 REPLIES = [cls for cls in vars(messages).values() if isinstance(cls, type) and issubclass(cls, messages.Reply)]
 
@@ -30,9 +32,8 @@ def test_an_empty_reserve_is_one_slot_for_fifteen_seconds():
     assert parse_request(ReserveRequest, {}) == request
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
+def test_a_wrong_reserve_names_the_field_and_why():
+    cases = [
         ({"slots": -1}, "slots: Input should be greater than or equal to 1, given -1"),
         ({"slots": 0}, "slots: "),
         ({"slots": MAX_SLOTS + 1}, "slots: "),
@@ -55,14 +56,13 @@ def test_an_empty_reserve_is_one_slot_for_fifteen_seconds():
         ([], "the body is of type list: send an object; fields: rid, slots, "),
         ("x", "the body is of type str: send an object"),
         (7, "the body is of type int: send an object"),
-    ],
-    ids=str,
-)
-def test_a_wrong_reserve_names_the_field_and_why(body, says):
-    with pytest.raises(InvalidRequest) as caught:
-        parse_request(ReserveRequest, body)
-    assert says in str(caught.value)
-    assert "errors.pydantic.dev" not in str(caught.value)
+    ]
+    for body, says in cases:
+        with case(body, says):
+            with pytest.raises(InvalidRequest) as caught:
+                parse_request(ReserveRequest, body)
+            assert says in str(caught.value)
+            assert "errors.pydantic.dev" not in str(caught.value)
 
 
 def test_every_wrong_field_is_named_at_once():
@@ -71,9 +71,8 @@ def test_every_wrong_field_is_named_at_once():
     assert all(field in str(caught.value) for field in ("slots: ", "ttl_s: ", "no field 'colour'"))
 
 
-@pytest.mark.parametrize(
-    ("model", "body", "field"),
-    [
+def test_each_request_checks_its_fields():
+    cases = [
         (DispatchRequest, None, "token"),
         (DispatchRequest, {"token": "t"}, "method"),
         (DispatchRequest, {"token": "t t", "method": "m"}, "token"),
@@ -91,12 +90,10 @@ def test_every_wrong_field_is_named_at_once():
         (ResizeRequest, {}, "slots"),
         (ResizeRequest, {"slots": -1}, "slots"),
         (ResizeRequest, {"slots": MAX_SLOTS + 1}, "slots"),
-    ],
-    ids=str,
-)
-def test_each_request_checks_its_fields(model, body, field):
-    with pytest.raises(InvalidRequest, match=field):
-        parse_request(model, body)
+    ]
+    for model, body, field in cases:
+        with case(model, body, field), pytest.raises(InvalidRequest, match=field):
+            parse_request(model, body)
 
 
 def test_arguments_are_an_object_an_array_or_nothing():
@@ -111,21 +108,23 @@ def test_a_pool_may_be_paused_and_a_drain_may_be_immediate():
     assert parse_request(DrainRequest, None).grace_s is None
 
 
-@pytest.mark.parametrize("model", [cls for cls in REQUESTS if cls is not messages.Request], ids=lambda c: c.__name__)
-def test_a_misspelt_field_of_any_request_is_refused(model):
-    with pytest.raises(InvalidRequest, match="no field 'misspelt'; fields: "):
-        parse_request(model, {"misspelt": 1})
+def test_a_misspelt_field_of_any_request_is_refused():
+    for model in [cls for cls in REQUESTS if cls is not messages.Request]:
+        with case(model), pytest.raises(InvalidRequest, match="no field 'misspelt'; fields: "):
+            parse_request(model, {"misspelt": 1})
 
 
-@pytest.mark.parametrize("model", REPLIES, ids=lambda c: c.__name__)
-def test_replies_may_grow_fields_that_an_older_reader_does_not_know(model):
-    assert model.model_config["extra"] == "ignore"
+def test_replies_may_grow_fields_that_an_older_reader_does_not_know():
+    for model in REPLIES:
+        with case(model):
+            assert model.model_config["extra"] == "ignore"
 
 
-@pytest.mark.parametrize("model", [*REQUESTS, *REPLIES], ids=lambda c: c.__name__)
-def test_messages_do_not_change_once_made(model):
-    assert model.model_config["frozen"] is True
-    assert issubclass(model, pydantic.BaseModel)
+def test_messages_do_not_change_once_made():
+    for model in [*REQUESTS, *REPLIES]:
+        with case(model):
+            assert model.model_config["frozen"] is True
+            assert issubclass(model, pydantic.BaseModel)
 
 
 def test_a_load_reply_shows_the_sums_too():

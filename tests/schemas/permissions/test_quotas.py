@@ -5,6 +5,8 @@ import pytest
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.permissions.quotas import Quota, parse_quotas
 
+from ...support.cases import case
+
 
 def test_a_quota_is_for_all_tenants_or_for_one():
     quotas = parse_quotas(["lab:gangs=4", "gangs=2", "gang_slots=16", "lab:preempt=yes", "shop:pools=train,eval"])
@@ -31,19 +33,20 @@ def test_a_tenant_without_quotas_has_no_rights():
     assert quota is not None and (quota.priority, quota.preempt) == (0, False)
 
 
-@pytest.mark.parametrize("text, why", [
-    ("gangs", "QUOTA=VALUE"),
-    ("lab:houses=3", "quotas are gangs, "),
-    ("lab:gangs=many", "lab:gangs=many.*write, for example, gangs=4"),
-    ("lab:gangs=-1", "gangs is -1"),
-    ("lab:gangs_waiting=0", "gangs_waiting is 0"),
-    ("lab:priority=1000001", "priority is 1000001"),
-    ("lab:preempt=perhaps", "preempt=yes"),
-    ("lab:pools=a b", "pool"),
-    ("a.b:gangs=1", "tenant"),
-    ("lab:account=GANGLINE", "56 characters"),
-    (f"account=A{55 * 'B'}", "names no tenant: write TENANT:account=AB"),
-])  # fmt: skip
-def test_what_cannot_be_understood_is_refused(text: str, why: str):
-    with pytest.raises((InvalidSettings, InvalidName), match=why):
-        parse_quotas([text])
+def test_what_cannot_be_understood_is_refused():
+    cases = [
+        ("gangs", "QUOTA=VALUE"),
+        ("lab:houses=3", "quotas are gangs, "),
+        ("lab:gangs=many", "lab:gangs=many.*write, for example, gangs=4"),
+        ("lab:gangs=-1", "gangs is -1"),
+        ("lab:gangs_waiting=0", "gangs_waiting is 0"),
+        ("lab:priority=1000001", "priority is 1000001"),
+        ("lab:preempt=perhaps", "preempt=yes"),
+        ("lab:pools=a b", "pool"),
+        ("a.b:gangs=1", "tenant"),
+        ("lab:account=GANGLINE", "56 characters"),
+        (f"account=A{55 * 'B'}", "names no tenant: write TENANT:account=AB"),
+    ]
+    for text, why in cases:
+        with case(text, why), pytest.raises((InvalidSettings, InvalidName), match=why):
+            parse_quotas([text])

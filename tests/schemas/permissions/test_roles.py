@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gangline.schemas.names import GangOperation, Names, Operation, WorkerId
 from gangline.schemas.permissions.roles import Role, permissions, roles_that_may
+
+from ...support.cases import case
 
 MINE = Names("mine")
 P, R, OWN, G, W, D, C, V, OP = Role
 
 
-@pytest.mark.parametrize(
-    ("subject", "roles"),
-    [
+def test_the_roles_that_may_publish_to_a_subject():
+    cases = [
         (MINE.call("images", "resize"), (P, OP)),
         (f"_GANGLINE.{MINE.call('images', 'resize')}", (P, OP)),
         (MINE.worker(WorkerId("images", "w1"), Operation.RESERVE), (R, OP)),
@@ -27,10 +26,10 @@ P, R, OWN, G, W, D, C, V, OP = Role
         ("$JS.API.STREAM.INFO.ORDERS", ()),
         ("...", ()),
         ("\u00e9mile.call.images.resize", ()),
-    ],
-)
-def test_the_roles_that_may_publish_to_a_subject(subject, roles):
-    assert roles_that_may(subject, publish=True) == roles
+    ]
+    for subject, roles in cases:
+        with case(subject, roles):
+            assert roles_that_may(subject, publish=True) == roles
 
 
 def test_the_roles_that_may_subscribe_are_others():
@@ -45,11 +44,11 @@ def test_of_several_subjects_only_roles_that_may_use_all_are_named():
     assert roles_that_may(result, MINE.gang_events, publish=False) == (V, OP)
 
 
-@pytest.mark.parametrize("role", Role)
-def test_each_role_is_found_for_whatever_it_may_do(role):
-    allowed = permissions(role, MINE)
-    for publish, patterns in ((True, allowed.publish), (False, allowed.subscribe)):
-        own = [pattern.partition(" ")[0] for pattern in patterns if "mine" in pattern.lower()]
-        assert own or not publish
-        for pattern in own:
-            assert role in roles_that_may(pattern, publish=publish), pattern
+def test_each_role_is_found_for_whatever_it_may_do():
+    for role in Role:
+        allowed = permissions(role, MINE)
+        for publish, patterns in ((True, allowed.publish), (False, allowed.subscribe)):
+            own = [pattern.partition(" ")[0] for pattern in patterns if "mine" in pattern.lower()]
+            assert own or not publish, role
+            for pattern in own:
+                assert role in roles_that_may(pattern, publish=publish), (role, pattern)

@@ -10,6 +10,8 @@ from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, 
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 
+from ...support.cases import case
+
 
 def test_pool_and_size_are_short_for_one_bundle():
     short = GangSpec.model_validate({"pool": "train", "size": 4, "slots": 2})
@@ -24,9 +26,8 @@ def test_ranks_go_through_the_bundles_in_order():
     assert [[part.pool for part in parts] for parts in spec.ranks] == [["pre"], ["pre"], ["dec", "lic"]]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_wrong_request_is_refused_in_one_way():
+    cases = [
         {},
         {"pool": "a", "size": 0},
         {"pool": "a", "size": -1},
@@ -43,11 +44,10 @@ def test_ranks_go_through_the_bundles_in_order():
         {"pool": "a", "size": 2, "deadline_s": 0},
         [],
         "x",
-    ],
-)
-def test_a_wrong_request_is_refused_in_one_way(wrong):
-    with pytest.raises((InvalidRequest, InvalidName)):
-        parse_request(AcquireRequest, wrong)
+    ]
+    for wrong in cases:
+        with case(wrong), pytest.raises((InvalidRequest, InvalidName)):
+            parse_request(AcquireRequest, wrong)
 
 
 @pytest.mark.parametrize("fmt", list(Format))

@@ -8,6 +8,8 @@ from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.records.routes import EXAMPLE, QueueRules, RouteRecord, parse_route
 from gangline.schemas.wire import codec
 
+from ...support.cases import case
+
 
 def test_a_route_is_read_whole() -> None:
     route = parse_route(
@@ -40,9 +42,8 @@ def test_an_empty_route_is_the_pool_of_the_endpoints_name() -> None:
     assert parse_route("resize", b"{}").pools("resize") == {"resize": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
+def test_what_cannot_be_followed_is_refused_with_the_field_and_the_reason() -> None:
+    cases = [
         (b"", "not JSON"),
         (b'{"to": ', "not JSON"),
         (b"7", "write an object, such as"),
@@ -61,10 +62,10 @@ def test_an_empty_route_is_the_pool_of_the_endpoints_name() -> None:
         (b'{"queue": {"rate_per_s": 0}}', "queue.rate_per_s"),
         (b'{"v": 2}', "version 2 is newer"),
         (codec.to_json({"to": {f"p{number}": 1 for number in range(65)}}), "to: "),
-    ],
-)
-def test_what_cannot_be_followed_is_refused_with_the_field_and_the_reason(value: bytes, says: str) -> None:
-    with pytest.raises(InvalidRoute) as caught:
-        parse_route("resize", value)
-    assert str(caught.value).startswith("route resize: ")
-    assert says in str(caught.value)
+    ]
+    for value, says in cases:
+        with case(value, says):
+            with pytest.raises(InvalidRoute) as caught:
+                parse_route("resize", value)
+            assert str(caught.value).startswith("route resize: ")
+            assert says in str(caught.value)

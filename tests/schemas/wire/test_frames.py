@@ -13,6 +13,7 @@ from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp
 
 from ...scale import repetitions
+from ...support.cases import case
 
 LOAD = Load(running=1, reserved=2, total=4)
 
@@ -90,7 +91,7 @@ def _cases(good, wrong):
     for operation, frame in good.items():
         assert len(wrong[operation]) == len(frame) - 1
         for place, values in enumerate(wrong[operation], start=1):
-            yield pytest.param(frame, place, values, id=f"{operation.name}-{place}")
+            yield frame, place, values
 
 
 def request_of(frame) -> bytes:
@@ -145,27 +146,30 @@ def test_a_load_tells_what_is_free_and_never_less_than_nothing():
 # -- each place wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("frame", "place", "values"), list(_cases(GOOD_REQUESTS, WRONG_REQUESTS)))
-def test_a_wrong_place_of_a_request_is_refused(frame, place, values):
-    for value in values:
-        wrong = [*frame[:place], value, *frame[place + 1 :]]
-        with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
-            frames.decode_request(request_of(wrong))
+def test_a_wrong_place_of_a_request_is_refused():
+    for frame, place, values in _cases(GOOD_REQUESTS, WRONG_REQUESTS):
+        with case(frame, place, values):
+            for value in values:
+                wrong = [*frame[:place], value, *frame[place + 1 :]]
+                with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+                    frames.decode_request(request_of(wrong))
 
 
-@pytest.mark.parametrize(("frame", "place", "values"), list(_cases(GOOD_ANSWERS, WRONG_ANSWERS)))
-def test_a_wrong_place_of_an_answer_is_refused(frame, place, values):
-    for value in values:
-        wrong = [*frame[:place], value, *frame[place + 1 :]]
-        with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
-            frames.decode_answer(answer_of(wrong))
+def test_a_wrong_place_of_an_answer_is_refused():
+    for frame, place, values in _cases(GOOD_ANSWERS, WRONG_ANSWERS):
+        with case(frame, place, values):
+            for value in values:
+                wrong = [*frame[:place], value, *frame[place + 1 :]]
+                with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+                    frames.decode_answer(answer_of(wrong))
 
 
-@pytest.mark.parametrize("frame", [*GOOD_REQUESTS.values()], ids=lambda frame: str(frame[0]))
-def test_a_request_with_a_place_too_many_or_too_few_is_refused(frame):
-    for wrong in (frame[:-1], [*frame, None]):
-        with pytest.raises(MalformedMessage, match=f"has {len(wrong)} places, not {len(frame)}"):
-            frames.decode_request(request_of(wrong))
+def test_a_request_with_a_place_too_many_or_too_few_is_refused():
+    for frame in [*GOOD_REQUESTS.values()]:
+        with case(frame):
+            for wrong in (frame[:-1], [*frame, None]):
+                with pytest.raises(MalformedMessage, match=f"has {len(wrong)} places, not {len(frame)}"):
+                    frames.decode_request(request_of(wrong))
 
 
 @pytest.mark.parametrize("frame", [*GOOD_ANSWERS.values()], ids=lambda frame: str(frame[0]))
@@ -175,14 +179,13 @@ def test_an_answer_with_a_place_too_many_or_too_few_is_refused(frame):
             frames.decode_answer(answer_of(wrong))
 
 
-@pytest.mark.parametrize(
-    "frame", [None, 1, "x", {}, [], [0, 1], [99, 1], [True, 7], ["1", 7], [1.0, 7], [[], 7]], ids=str
-)
-def test_what_is_no_frame_or_of_no_known_operation_is_refused(frame):
-    with pytest.raises(MalformedMessage, match="frame|operation"):
-        frames.decode_request(request_of(frame))
-    with pytest.raises(MalformedMessage, match="frame|operation"):
-        frames.decode_answer(answer_of(frame))
+def test_what_is_no_frame_or_of_no_known_operation_is_refused():
+    for frame in [None, 1, "x", {}, [], [0, 1], [99, 1], [True, 7], ["1", 7], [1.0, 7], [[], 7]]:
+        with case(frame):
+            with pytest.raises(MalformedMessage, match="frame|operation"):
+                frames.decode_request(request_of(frame))
+            with pytest.raises(MalformedMessage, match="frame|operation"):
+                frames.decode_answer(answer_of(frame))
 
 
 def test_one_wrong_frame_refuses_its_whole_envelope():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import subprocess
 import sys
 from typing import Any
+
+import pytest
 
 from gangline import Pool
 from gangline.coordinator.service import Coordinator
@@ -52,6 +55,10 @@ print(json.dumps(found))
 """
 
 
+pytestmark = pytest.mark.xdist_group("scraped once")
+
+
+@functools.cache
 def scrape() -> dict[str, list[Any]]:
     """What Prometheus would see of a process in which everything was counted once."""
     done = subprocess.run([sys.executable, "-c", SCRAPE], capture_output=True, text=True, check=True)

@@ -21,6 +21,8 @@ from opentelemetry.sdk.metrics.view import (
 from gangline.telemetry.metrics import sdk_groups
 from gangline.telemetry.metrics.instruments import Distribution
 
+from ...support.cases import case
+
 BOUNDS = (0.001, 0.01, 0.1, 1)
 DELTA = {Histogram: AggregationTemporality.DELTA}
 VIEWS: dict[str, list[View]] = {
@@ -40,7 +42,7 @@ VIEWS: dict[str, list[View]] = {
 }
 
 
-class Setup:
+class ReadHistogram:
     """A provider with a histogram, and what its readers have seen."""
 
     def __init__(self, views: Sequence[View], temporalities: Sequence[dict[type, AggregationTemporality]]) -> None:
@@ -68,23 +70,29 @@ def _points(reader: InMemoryMetricReader) -> Any:
     return sorted(found, key=repr)
 
 
-@pytest.mark.parametrize("temporalities", [[{}], [DELTA], [{}, DELTA]], ids=["cumulative", "delta", "both"])
-@pytest.mark.parametrize("views", VIEWS)
-def test_groups_and_single_values_come_to_the_same(views: str, temporalities: list[dict[type, Any]]):
-    one_by_one, in_groups = Setup(VIEWS[views], temporalities), Setup(VIEWS[views], temporalities)
-    random = Random(views)
-    for _ in range(4):
-        for a, b in (("x", "1"), ("x", "2"), ("y", "1")):
-            values = [random.choice([*BOUNDS, random.expovariate(5), 0.0]) for _ in range(random.randrange(1, 40))]
-            for value in values:
-                one_by_one.histogram.record(value, {"a": a, "b": b})
-            sdk_groups.record_all(in_groups.histogram, values, {"a": a, "b": b})
-        assert in_groups.seen() == one_by_one.seen()
+def test_groups_and_single_values_come_to_the_same():
+    for temporalities in [[{}], [DELTA], [{}, DELTA]]:
+        for views in VIEWS:
+            with case(temporalities, views):
+                one_by_one, in_groups = (
+                    ReadHistogram(VIEWS[views], temporalities),
+                    ReadHistogram(VIEWS[views], temporalities),
+                )
+                random = Random(views)
+                for _ in range(4):
+                    for a, b in (("x", "1"), ("x", "2"), ("y", "1")):
+                        values = [
+                            random.choice([*BOUNDS, random.expovariate(5), 0.0]) for _ in range(random.randrange(1, 40))
+                        ]
+                        for value in values:
+                            one_by_one.histogram.record(value, {"a": a, "b": b})
+                        sdk_groups.record_all(in_groups.histogram, values, {"a": a, "b": b})
+                    assert in_groups.seen() == one_by_one.seen()
 
 
 @pytest.mark.parametrize("part", ["_sum", "_boundaries"])
 def test_an_sdk_with_other_parts_gets_each_value_by_itself(monkeypatch: pytest.MonkeyPatch, part: str):
-    one_by_one, in_groups = Setup([], [{}]), Setup([], [{}])
+    one_by_one, in_groups = ReadHistogram([], [{}]), ReadHistogram([], [{}])
     real = sdk_groups._buckets
 
     def strange(match: Any, attributes: dict[str, str]) -> Any:
@@ -99,7 +107,7 @@ def test_an_sdk_with_other_parts_gets_each_value_by_itself(monkeypatch: pytest.M
 
 def test_this_sdk_has_the_expected_parts(monkeypatch: pytest.MonkeyPatch):
     """Or else everything would be as slow as one by one, and nobody would notice."""
-    setup = Setup([], [{}, DELTA])
+    setup = ReadHistogram([], [{}, DELTA])
     recorded: list[float] = []
     record = type(setup.histogram).record
     monkeypatch.setattr(
@@ -110,7 +118,7 @@ def test_this_sdk_has_the_expected_parts(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nothing_is_lost_while_one_thread_records_and_others_flush():
-    setup = Setup([], [{}])
+    setup = ReadHistogram([], [{}])
     distribution = Distribution(setup.histogram, ("a",))
     values, over = distribution.of(("x",)), threading.Event()
 

@@ -20,6 +20,8 @@ from gangline.testing.kit.records import (
     Trouble,
 )
 
+from ...support.cases import case
+
 W1, W1_SECOND, W2, CLIENT = 11, 12, 21, 31
 DRAINED, KILLED = 32, 42
 TTL_S = 5.0
@@ -524,11 +526,12 @@ PLANTED: list[tuple[Callable[[SystemHistory], None], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "laws"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_what_is_planted_is_found(plant: Callable[[SystemHistory], None], laws: set[str]) -> None:
-    history = clean()
-    plant(history)
-    assert broken(history) == laws
+def test_what_is_planted_is_found() -> None:
+    for plant, laws in PLANTED:
+        with case(plant, laws):
+            history = clean()
+            plant(history)
+            assert broken(history) == laws
 
 
 def test_every_law_is_planted_against() -> None:

@@ -270,7 +270,7 @@ async def test_a_plain_request_above_the_limit_is_told_so() -> None:
 
 @pytest.mark.parametrize("policy", [{"max_running": 1}, {"rate_per_s": 5.0}], ids=["max_running", "rate_per_s"])
 async def test_a_call_on_a_lease_waits_for_its_share_of_a_limit(policy: dict[str, Any]) -> None:
-    scene = Scene(slots=4, **policy)
+    scene = LimitedTask(slots=4, **policy)
     async with cluster(scene.pool, workers=3) as client:
         for round in range(6):
             async with client.options(deadline_s=10).lease("p") as lease:
@@ -280,7 +280,7 @@ async def test_a_call_on_a_lease_waits_for_its_share_of_a_limit(policy: dict[str
 
 
 async def test_a_call_on_a_lease_that_does_not_wait_is_refused_while_its_task_is_at_its_limit() -> None:
-    scene = Scene(slots=4, max_running=1)
+    scene = LimitedTask(slots=4, max_running=1)
     async with cluster(scene.pool) as client:
         running = asyncio.ensure_future(client.call("p.work", 5.0))
         await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ from gangline.worker.context.task_context import current_task
 from gangline.worker.pool.pool import Outcome
 from gangline.worker.service import WorkerState
 from gangline.worker.slots.job_table import JobKey
-from gangline.worker.wire.durable_jobs import MOST_HEARERS
+from gangline.worker.wire.durable_jobs import LISTED, MOST_HEARERS
 
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
@@ -527,7 +527,7 @@ async def test_the_operation_jobs_lists_what_runs_and_what_ended(rig: Rig):
 
 @on_rig(slots=20)
 async def test_a_long_list_of_jobs_comes_in_parts(rig: Rig):
-    for number in range(1, 4001):
+    for number in range(1, LISTED + 101):
         rig.hand.send(task(number, "double", [1], meta=meta(f"job-{number}")))
         if number % 20 == 0:
             await rig.hand.answer(number)
@@ -542,7 +542,7 @@ async def test_a_long_list_of_jobs_comes_in_parts(rig: Rig):
         if after is None:
             break
     assert after is None
-    assert found == [f"runs-{n}" for n in range(20)] + [f"job-{n}" for n in range(4000, 0, -1)]
+    assert found == [f"runs-{n}" for n in range(20)] + [f"job-{n}" for n in range(LISTED + 100, 0, -1)]
 
 
 async def test_a_task_knows_the_job_that_it_is_an_attempt_of():

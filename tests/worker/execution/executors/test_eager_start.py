@@ -257,24 +257,22 @@ async def test_nothing_of_an_execution_lives_on_after_it(starter: EagerStarter, 
             raise ValueError(thing)
         return thing
 
-    thing = Thing()
-    known = weakref.ref(thing)
-    piece = Piece(work, thing)
-    starter.add(piece)
-    starter.step()
-    await piece.over.wait()
-    await asyncio.sleep(0)
-    gc.collect()
-    gc.disable()
+    gc.disable()  # so that all that comes now is in the youngest generation
     try:
+        thing = Thing()
+        known = weakref.ref(thing)
+        piece = Piece(work, thing)
+        starter.add(piece)
+        starter.step()
+        await piece.over.wait()
+        await asyncio.sleep(0)
         piece.outcome = None
         del piece, thing
-        if not fail:  # an exception and the frames of its traceback refer to each other
-            assert known() is None
+        if fail:  # an exception and the frames of its traceback refer to each other
+            gc.collect(0)
+        assert known() is None
     finally:
         gc.enable()
-    gc.collect()
-    assert known() is None
 
 
 # -- cancellation -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from gangline.worker.gangs.collectives_core import (
 )
 
 from ...scale import repetitions
+from ...support.rows import each_row
 
 Script = list[tuple[Collective, int, list[bytes]]]
 """Calls in order: kind, root, the value of each rank."""
@@ -104,7 +105,7 @@ def script_of(size: int, calls: int, seed: int) -> Script:
     return script
 
 
-@pytest.mark.parametrize("size", [1, 2, 8, 20])
+@each_row("size", [1, 2, 8, 20])
 def test_all_members_get_the_same_results_in_the_same_order(size):
     network = Network(script_of(size, 12, seed=size), size)
     network.run()

@@ -16,6 +16,7 @@ from gangline.worker.slots import share_core
 from gangline.worker.slots.share_core import AGAIN_S, PATIENCE_S, SETTLE_S, WANT_AFTER_S, ShareCore
 
 from ...scale import repetitions
+from ...support.rows import each_row
 
 TTL_S = 3.0
 MARGIN_S = 0.5
@@ -595,7 +596,7 @@ def test_a_worker_that_starts_anew_takes_what_it_used_before_for_used() -> None:
     assert new.units == 2 and new.core.spent() == 1
 
 
-@pytest.mark.parametrize("refuse", [ShareCore.unknown, ShareCore.conflict])
+@each_row("refuse", [ShareCore.unknown, ShareCore.conflict])
 def test_units_that_were_taken_without_an_answer_count_as_in_use(refuse: Callable[[ShareCore], None]) -> None:
     a, b = rated("a", "b", limit=2, interval_s=10.0)
     assert (a.units, b.units) == (1, 1)
@@ -702,7 +703,7 @@ def test_a_unit_is_kept_for_a_caller_that_tries_several_tasks_at_once_and_comes_
     assert a.start(1.52), "who waits gets the next one that becomes idle"
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 9])
+@each_row("tasks", [1, 2, 9])
 def test_two_that_come_in_turn_do_not_take_the_unit_from_each_other_for_ever(tasks: int) -> None:
     a, b = nodes("a", "b", limit=1)
     starts = {"a": 0, "b": 0}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from gangline.schemas.names import public_id
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import Load
 
+from ...support.rows import each_row
 from ...support.worker.rig import Rig, on_rig, task
 
-FORMATS = pytest.mark.parametrize("fmt", list(Format), ids=["json", "msgpack"])
+FORMATS = each_row("fmt", list(Format))
 
 
 async def accepted(rig: Rig, fmt: Format = Format.JSON, **terms: Any) -> dict[str, Any]:

@@ -82,17 +82,6 @@ async def real(url: str, namespace: str, samples: ModuleType) -> AsyncIterator[R
         yield rig
 
 
-async def test_a_gang_from_hold_to_teardown(nats_url: str, namespace: str, samples: ModuleType):
-    async with real(nats_url, namespace, samples) as rig:
-        seats = await rig.leader.gang(ranks=3)
-        for seat in seats:
-            rig.hand.send(task(seat.rank, "gather", [seat.rank], token=seat.token, meta={"run": 1}))
-        for seat in seats:
-            assert (await rig.hand.answer(seat.rank))[::2] == [OK, [0, 1, 2]]
-        assert (await rig.leader.teardown())["stopped"]
-        assert rig.load == (0, 0)
-
-
 async def test_a_hold_that_timed_out_fences_its_commit(nats_url: str, namespace: str, samples: ModuleType):
     """The registration is written anew before the member record is read: no commit can slip in between."""
     async with real(nats_url, namespace, samples) as rig:

@@ -8,7 +8,6 @@ from gangline.runtime.timers import NEVER
 from gangline.schemas.wire.frames import Load, LoadFlag, TaskState
 from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
 from gangline.worker.slots.lease_table import WITHDRAWN, GrantedLease, LeaseTransition, Refusal, TaskRecord
-from gangline.worker.slots.limiter import LimiterError
 
 
 class Admission:
@@ -82,15 +81,6 @@ def test_leases_and_tasks_share_one_capacity():
     admission.started(5)
 
 
-def test_a_task_leaves_its_slots_once():
-    admission = Admission()
-    record = admission.started(1)
-    admission.end(record)
-    with pytest.raises(LimiterError):
-        admission.core.finish(record)
-    assert admission.slots == (0, 0, 2)
-
-
 def test_a_request_for_more_than_the_worker_ever_has_is_told_so():
     admission = Admission(slots=2)
     assert admission.reserve(1, slots=3) is Refusal.TOO_LARGE
@@ -102,19 +92,6 @@ def test_a_paused_worker_is_full_and_not_too_small():
     admission.core.resize(0)
     assert admission.reserve(1, slots=2) is Refusal.FULL
     assert admission.admit(2) is Refusal.FULL
-
-
-def test_a_resize_downwards_grants_nothing_until_all_fits():
-    admission = Admission(slots=3)
-    records = [admission.started(number) for number in range(3)]
-    admission.core.resize(1)
-    admission.core.check()
-    admission.end(records[0])
-    assert admission.admit(10) is Refusal.FULL
-    admission.end(records[1])
-    assert admission.admit(11) is Refusal.FULL
-    admission.end(records[2])
-    admission.started(12)
 
 
 def test_a_lease_is_honoured_after_a_resize_below_it():
@@ -244,16 +221,6 @@ def test_a_task_that_costs_more_than_its_whole_lease_is_told_so():
     assert admission.admit(4, cost=3, token=lease.token) is Refusal.LEASE_TOO_SMALL
 
 
-def test_slots_of_a_released_lease_come_back_idle_at_once_and_used_ones_later():
-    admission = Admission(slots=3)
-    lease = admission.granted(slots=3)
-    record = admission.started(2, token=lease.token)
-    admission.core.release(admission.me(), None, lease.token, admission.now)
-    assert admission.slots == (1, 0, 3)
-    admission.end(record)
-    assert admission.slots == (0, 0, 3)
-
-
 def test_a_running_task_that_comes_again_is_known():
     admission = Admission()
     admission.started(1)
@@ -328,27 +295,6 @@ def test_an_abandoned_task_is_answered_and_still_holds_its_slot():
 
 
 # -- L4, L5 -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_unclaimed_grant_frees_itself_after_the_claim_timeout():
-    admission = Admission()
-    admission.granted(claim_s=2.0)
-    assert admission.core.next_deadline() == 2.0
-    admission.now = 2.0
-    assert admission.core.expire(admission.now).leases == 1
-    assert admission.slots == (0, 0, 2)
-    assert admission.core.next_deadline() is None
-
-
-def test_a_use_gives_a_lease_its_whole_time_to_live():
-    admission = Admission()
-    lease = admission.granted(ttl_s=10.0)
-    admission.now = 1.0
-    admission.end(admission.started(2, token=lease.token))
-    admission.now = 10.9
-    assert admission.core.expire(admission.now).leases == 0
-    admission.now = 11.0
-    assert admission.core.expire(admission.now).leases == 1
 
 
 def test_a_renewal_counts_as_the_claim_and_may_change_the_time_to_live():

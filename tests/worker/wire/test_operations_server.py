@@ -73,46 +73,11 @@ async def test_a_null_result_is_a_null_body(rig: Rig):
 
 
 @on_rig()
-async def test_the_same_request_id_gets_the_same_lease_and_can_release_it(rig: Rig):
-    first, again = await accepted(rig, rid="job-1"), await accepted(rig, rid="job-1")
-    assert first["token"] == again["token"]
-    body, _ = await rig.hand.request("release", {"rid": "job-1"})
-    assert body["released"] is True
-    body, _ = await rig.hand.request("reserve", {"rid": "job-1"})
-    assert (body["accepted"], body["reason"]) == (False, "expired")
-
-
-@on_rig()
-async def test_a_release_before_its_reserve_wins(rig: Rig):
-    body, _ = await rig.hand.request("release", {"rid": "job-2"})
-    assert body["released"] is False
-    body, _ = await rig.hand.request("reserve", {"rid": "job-2"})
-    assert (body["accepted"], body["reason"]) == (False, "expired")
-
-
-@on_rig()
 async def test_a_full_worker_says_so_with_its_load(rig: Rig):
     await accepted(rig, slots=2)
     body, headers = await rig.hand.request("reserve", {})
     assert (body["accepted"], body["reason"], body["load"]["free"]) == (False, "full", 0)
     assert headers == {}
-
-
-@on_rig()
-async def test_a_single_use_lease_admits_one_task(rig: Rig):
-    token = (await accepted(rig, single_use=True))["token"]
-    request = {"token": token, "method": "double", "arguments": {"x": 2}}
-    assert (await rig.hand.request("dispatch", request))[0] == 4
-    body, headers = await rig.hand.request("dispatch", request)
-    assert body["code"] == "unknown_token"
-    assert headers["Nats-Service-Error-Code"] == "404"
-
-
-@on_rig()
-async def test_a_sync_lease_is_fenced_by_its_revision(rig: Rig):
-    body = await accepted(rig, ledger="sync")
-    entry = next(e for e in rig.hub.peek(rig.names.ledger_bucket) if e.key.endswith(public_id(body["token"])[1:]))
-    assert body["fence"] == entry.revision
 
 
 @FORMATS

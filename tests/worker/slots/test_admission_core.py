@@ -307,6 +307,14 @@ def test_a_renewal_counts_as_the_claim_and_may_change_the_time_to_live():
     assert lease.due_at == 50.0
 
 
+def test_a_renewal_is_answered_with_the_time_to_live_itself_at_any_time():
+    admission = Admission()
+    lease = admission.granted(claim_s=1000.0)
+    admission.now = 495.94
+    assert (admission.now + 30.0) - admission.now != 30.0
+    assert admission.core.renew(lease.token, 30.0, admission.now) == 30.0
+
+
 def test_a_renewal_may_shorten_a_lease():
     admission = Admission()
     lease = admission.granted(ttl_s=100.0, claim_s=100.0)

@@ -40,9 +40,9 @@ class Spent:
         self.waiting += waiting
 
 
-_living: list[float] = []
-"""CPU seconds of the living processes below this one, from the last look. Looking costs milliseconds, so only tests
-that may have processes look."""
+_seen = {"ended_s": -1.0, "living_s": 0.0}
+"""CPU seconds of the processes below this one, from the last look. Looking costs milliseconds, so it happens after
+tests that may have processes, and when one has ended."""
 _began: dict[str, tuple[float, float, float]] = {}
 _folders: dict[str, Spent] = {}
 _modules: dict[str, Spent] = {}
@@ -52,10 +52,10 @@ _processes: list[tuple[float, float]] = []
 def now(*, look: bool = True) -> tuple[float, float, float]:
     """The time, and the CPU seconds so far of this process and of those below it."""
     spent = os.times()
-    if look or not _living:
-        _living[:] = [_living_s()]
     ended_s = spent.children_user + spent.children_system
-    return time.monotonic(), spent.user + spent.system, ended_s + _living[0]
+    if look or _seen["ended_s"] != ended_s:
+        _seen.update(ended_s=ended_s, living_s=_living_s())
+    return time.monotonic(), spent.user + spent.system, ended_s + _seen["living_s"]
 
 
 def _living_s() -> float:

@@ -63,9 +63,8 @@ def _living_s() -> float:
     below: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
     for process in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            pid, _, after_name = process.read_text().partition(" (")
-            fields = after_name.rpartition(") ")[2].split()
-            below[int(fields[1])].append((int(pid), sum(map(int, fields[11:15])) / TICKS_PER_S))
+            fields = process.read_text().rpartition(") ")[2].split()  # what follows its pid and its name
+            below[int(fields[1])].append((int(process.parent.name), sum(map(int, fields[11:15])) / TICKS_PER_S))
     seconds, parents = 0.0, [os.getpid()]
     while parents:
         for pid, spent_s in below[parents.pop()]:

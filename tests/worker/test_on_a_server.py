@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from gangline.bus.nats_bus import connect
-from gangline.bus.port.bus import BucketSettings, KeyValue
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.runtime.rate import burst_of
 from gangline.schemas.errors.base import Disconnected, WorkerIdTaken
 from gangline.schemas.names import Names, public_id
-from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 from gangline.worker.ledger.settings import WorkerSettings
@@ -25,7 +22,8 @@ from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.slots.method_limits import MethodLimit
 
-from ..support.worker.rig import Gates, Hand, make_pool, reserve, task
+from ..support.worker.on_server import WorkerOnServer
+from ..support.worker.rig import reserve, task
 from ..waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.server
@@ -33,63 +31,7 @@ pytestmark = pytest.mark.server
 OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
-class Real:
-    """One worker, one hand and one reader of the ledger, each on a connection of its own."""
-
-    def __init__(self, url: str, namespace: str) -> None:
-        self.url = url
-        self.names = Names(namespace)
-        self.gates = Gates()
-        self.worker: Worker
-        self.hand: Hand
-        self.kv: KeyValue
-        self._stack = contextlib.AsyncExitStack()
-
-    async def connect(self, name: str) -> Any:
-        bus = await connect(ConnectionSettings.from_url(self.url), name=name)
-        self._stack.push_async_callback(bus.close)
-        return bus
-
-    async def new_worker(self, **settings: Any) -> Worker:
-        worker = Worker(
-            make_pool(self.gates, settings.pop("slots", 2)),
-            bus=await self.connect("worker"),
-            names=self.names,
-            settings=WorkerSettings(**{"id": "w1", **settings}),
-        )
-        self._stack.push_async_callback(worker.stop)
-        return worker
-
-    async def new_hand(self, sender: str = "hand") -> Hand:
-        return await Hand(await self.connect("router"), self.worker, sender).listen()
-
-    async def keys(self, pattern: str = "lease.*.*.*") -> list[str]:
-        return [entry.key for entry in await self.kv.entries(pattern)]
-
-    async def value(self, key: str) -> Any:
-        entry = await self.kv.get(key)
-        return None if entry is None else codec.from_json(entry.value)
-
-    def has_leases(self, count: int) -> Callable[[], Any]:
-        async def look() -> bool:
-            return len(await self.keys()) == count
-
-        return look
-
-    async def at_rest(self) -> bool:
-        self.worker.core.check()
-        return self.worker.core.at_rest and not await self.keys()
-
-
-@contextlib.asynccontextmanager
-async def real(url: str, namespace: str, **settings: Any) -> AsyncIterator[Real]:
-    made = Real(url, namespace)
-    async with made._stack:
-        made.kv = await (await made.connect("reader")).bucket(made.names.ledger_bucket, BucketSettings())
-        made.worker = await made.new_worker(**settings)
-        await made.worker.start()
-        made.hand = await made.new_hand()
-        yield made
+real = WorkerOnServer.started
 
 
 async def test_calls_leases_and_single_use_tokens_leave_nothing_behind(nats_url: str, namespace: str):
@@ -137,21 +79,6 @@ async def test_a_sync_lease_is_fenced_by_a_revision_that_grows_over_all_workers(
         await rig.worker.start()
         second = await (await rig.new_hand()).ask(*reserve(1, claim_ms=30_000, flags=ReserveFlag.SYNC))
         assert second[3] > first[3]
-
-
-async def test_duplicates_and_stale_epochs_start_nothing(nats_url: str, namespace: str):
-    async with real(nats_url, namespace) as rig:
-        rig.hand.send(task(1, "wait", ["one"]))
-        rig.hand.send(task(1, "wait", ["one"]))
-        rig.hand.send(task(2, "wait", ["stale"]), epoch=rig.worker.core.epoch - 1)
-        assert await rig.hand.answer(2) == [REJECTED, 2, "stale"]
-        assert rig.gates.started == ["one"]
-        rig.gates.open.set()
-        await rig.hand.answer(1)
-        rig.hand.send(task(1, "wait", ["one"]), task(3, "double", [1]))
-        await rig.hand.answer(3)
-        assert rig.hand.answers_to(1) == [[OK, 1, "one done"]] * 2
-        assert rig.gates.started == ["one"]
 
 
 async def test_two_workers_with_one_id_cannot_both_serve(nats_url: str, namespace: str):

@@ -355,7 +355,7 @@ class AdmissionCore:
         if ttl_s is not None:
             lease.ttl_s = ttl_s
         self._leases.extend(lease, min(now + lease.ttl_s, self._cut_at))
-        return lease.due_at - now
+        return min(lease.ttl_s, self._cut_at - now)  # not `due_at - now`, which rounds
 
     def release(self, sender: RouterHistory, rid: RequestId | None, token: str | None, now: float) -> bool:
         """End a lease by its token or by the request that it was granted for. True if there was one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import itertools
@@ -31,9 +32,29 @@ class Gates:
 
 
 def make_pool(gates: Gates | None = None, slots: int = 2) -> Pool:
-    """Tasks echo, double, fail, wait (for the gates, or `seconds`), big, heavy (costs two slots), count (a stream)."""
+    """Tasks echo, double, fail, big, heavy (costs two slots), count (a stream), wait (for the gates, or `seconds`)."""
     pool = Pool("images", slots=slots)
+    for declared in _declared_once().tasks.values():
+        task = copy.copy(declared)
+        task.pool, pool._tasks[task.name] = pool, task
     gates = gates or Gates()
+
+    @pool.task
+    async def wait(name: str = "", seconds: float | None = None) -> str:
+        gates.started.append(name)
+        if seconds is None:
+            await gates.open.wait()
+        else:
+            await asyncio.sleep(seconds)
+        return f"{name} done"
+
+    return pool
+
+
+@functools.cache
+def _declared_once() -> Pool:
+    """The tasks that need nothing of the test: to resolve annotations and schemas takes longer than most tests."""
+    pool = Pool("images", slots=2)
 
     @pool.task
     async def echo(value: Any = None) -> Any:
@@ -48,15 +69,6 @@ def make_pool(gates: Gates | None = None, slots: int = 2) -> Pool:
         raise ValueError(text)
 
     @pool.task
-    async def wait(name: str = "", seconds: float | None = None) -> str:
-        gates.started.append(name)
-        if seconds is None:
-            await gates.open.wait()
-        else:
-            await asyncio.sleep(seconds)
-        return f"{name} done"
-
-    @pool.task
     async def big(size: int) -> bytes:
         return b"x" * size
 
@@ -69,6 +81,9 @@ def make_pool(gates: Gates | None = None, slots: int = 2) -> Pool:
         for number in range(n):
             yield number if not size else b"x" * size
 
+    for task in pool.tasks.values():
+        task.prepare()
+        task.info()
     return pool
 
 

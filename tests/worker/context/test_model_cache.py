@@ -15,6 +15,7 @@ from gangline.worker.pool.pool import Outcome, Pool
 
 from ...scale import repetitions
 from ...support.logs import records_of
+from ...support.rows import in_rows
 from ...support.worker.harness import running
 from ...waiting import until
 
@@ -156,7 +157,7 @@ async def test_a_load_that_nobody_waits_for_any_more_makes_room_when_it_ends():
     assert await models.task("b") == "B"
 
 
-@pytest.mark.parametrize("waiting", [1, 2, 3])
+@in_rows("waiting", [1, 2, 3])
 async def test_cancelling_one_who_waits_for_room_lets_the_next_have_it(waiting):
     models = Models(1)
     busy = asyncio.create_task(models.task("a", work_s=10))
@@ -181,7 +182,7 @@ async def test_a_cancel_at_the_moment_of_being_served_loses_no_room():
     assert await models.task("c") == "C"
 
 
-@pytest.mark.parametrize("seed", range(repetitions(8, whole=40)))
+@in_rows("seed", range(repetitions(4, whole=40)))
 async def test_with_any_traffic_bounds_hold_and_everybody_is_served(seed):
     rng = random.Random(seed)
     models = Models(rng.randint(1, 3))

@@ -13,6 +13,7 @@ from gangline.worker.context.lifespans import Lifespans
 from gangline.worker.context.task_context import TaskContext, current_task, stop
 from gangline.worker.pool.pool import Pool
 
+from ...support.rows import in_rows
 from ...support.worker.harness import running
 
 
@@ -32,7 +33,7 @@ def test_time_left_counts_down_to_zero_on_the_contexts_clock():
     assert TaskContext(clock=lambda: now).remaining_s() is None
 
 
-@pytest.mark.parametrize("reason", [TaskCancelled("by hand"), DeadlineExceeded("late")])
+@in_rows("reason", [TaskCancelled("by hand"), DeadlineExceeded("late")])
 def test_a_cancelled_context_says_so_and_raises_its_first_reason(reason):
     context = TaskContext(pool="p", method="m", id="r.1", clock=lambda: 0.0)
     assert not context.cancelled

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 from gangline.worker.context.task_context import current_task
 from gangline.worker.execution.runner import HOLD_S
 from gangline.worker.gangs.member_tasks import EARLY_S
 from gangline.worker.pool.pool import Pool
 
+from ...support.rows import in_rows
 from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Rig, on_rig, task
 from ..gangs.test_server import Own
@@ -53,7 +52,7 @@ async def test_without_the_word_it_ends_and_has_not_started(rig: Rig):
     assert len(rig.hand.answers_to(1)) == 2
 
 
-@pytest.mark.parametrize("how", ["cancel", "teardown", "deadline"])
+@in_rows("how", ["cancel", "teardown", "deadline"])
 @on_rig()
 async def test_what_is_held_ends_at_once_with_its_call_its_gang_and_its_deadline(rig: Rig, how):
     leader = await Leader(rig).listen()

@@ -7,21 +7,17 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import Conflict
-from gangline.bus.settings.connection import ConnectionSettings
-from gangline.schemas.names import Names
 from gangline.schemas.wire.frames import AnswerOp
-from gangline.worker.ledger.settings import WorkerSettings
-from gangline.worker.service import Worker
 
 from ...scale import repetitions
 from ...support.worker.gang_rig import Leader
-from ...support.worker.rig import Hand, task
+from ...support.worker.on_server import WorkerOnServer
+from ...support.worker.rig import task
 from ...waiting import until
 
 pytestmark = pytest.mark.server
@@ -38,59 +34,18 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return cast(ModuleType, gang_samples)
 
 
-class Real:
-    """One worker, and connections to a real server."""
+class Real(WorkerOnServer):
+    """With a leader, in a pool of samples."""
 
-    def __init__(self, url: str, namespace: str, samples: ModuleType, stack: contextlib.AsyncExitStack) -> None:
-        self.url = url
-        self.names = Names(namespace)
-        self.samples = samples
-        self.stack = stack
-
-    async def connect(self, name: str) -> Any:
-        bus = await connect(ConnectionSettings.from_url(self.url), name=name)
-        self.stack.push_async_callback(bus.close)
-        return bus
-
-    async def start(self) -> None:
-        self.worker = Worker(
-            self.samples.pool,
-            bus=await self.connect("worker"),
-            names=self.names,
-            settings=WorkerSettings(id="w1"),
-        )
-        self.stack.push_async_callback(self.worker.stop)
-        await self.worker.start()
-        self.hand = await Hand(await self.connect("router"), self.worker).listen()
-        self.leader = await Leader(self).listen()
-        self.leader.hold_s = 60.0
-
-    @property
-    def load(self) -> tuple[int, int]:
-        self.worker.core.check()
-        return self.worker.core.load.running, self.worker.core.load.reserved
-
-    async def until_load(self, running: int, reserved: int) -> None:
-        await until(lambda: self.load == (running, reserved))
+    leader: Leader
 
 
 @contextlib.asynccontextmanager
 async def real(url: str, namespace: str, samples: ModuleType) -> AsyncIterator[Real]:
-    async with contextlib.AsyncExitStack() as stack:
-        rig = Real(url, namespace, samples, stack)
-        await rig.start()
+    async with Real.started(url, namespace, samples.pool) as rig:
+        rig.leader = await Leader(rig).listen()
+        rig.leader.hold_s = 60.0
         yield rig
-
-
-async def test_a_gang_from_hold_to_teardown(nats_url: str, namespace: str, samples: ModuleType):
-    async with real(nats_url, namespace, samples) as rig:
-        seats = await rig.leader.gang(ranks=3)
-        for seat in seats:
-            rig.hand.send(task(seat.rank, "gather", [seat.rank], token=seat.token, meta={"run": 1}))
-        for seat in seats:
-            assert (await rig.hand.answer(seat.rank))[::2] == [OK, [0, 1, 2]]
-        assert (await rig.leader.teardown())["stopped"]
-        assert rig.load == (0, 0)
 
 
 async def test_a_hold_that_timed_out_fences_its_commit(nats_url: str, namespace: str, samples: ModuleType):

@@ -16,6 +16,7 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
+from ...support.rows import in_rows
 from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
@@ -49,7 +50,7 @@ async def test_a_gang_from_hold_to_teardown(rig: Rig):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fmt", list(Format), ids=str)
+@in_rows("fmt", list(Format))
 @on_rig()
 async def test_requests_are_json_or_msgpack(rig: Rig, fmt):
     seats = [{"rank": 0, "slots": 1}]
@@ -65,8 +66,8 @@ async def test_requests_are_json_or_msgpack(rig: Rig, fmt):
     assert pinged == {"missing": {"g": 1}, "starting": {}}
 
 
-@pytest.mark.parametrize(
-    ("operation", "body", "says"),
+@in_rows(
+    "operation, body, says",
     [
         ("hold", {"gang": "g", "generation": 1, "attempt": 1, "hold_s": 2.0, "seats": []}, "at least one"),
         (

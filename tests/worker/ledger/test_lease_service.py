@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gangline.schemas.errors.base import ClosedError, Unavailable
 from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
 
+from ...support.rows import in_rows
 from ...support.worker.rig import Rig, on_rig, reserve
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), ClosedError("closed"), ValueError("a bug")])
+@in_rows("error", [Unavailable("away"), ClosedError("closed"), ValueError("a bug")])
 @on_rig()
 async def test_a_lease_that_cannot_be_recorded_is_answered_and_holds_no_slot(rig: Rig, error: Exception, monkeypatch):
     async def fails(token: str) -> int:

@@ -11,6 +11,8 @@ from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.names import check_name
 from gangline.worker.ledger.settings import WorkerSettings
 
+from ...support.rows import in_rows
+
 
 def test_the_defaults_are_valid():
     settings = WorkerSettings()
@@ -18,8 +20,8 @@ def test_the_defaults_are_valid():
     assert (settings.heartbeat_s, settings.heartbeat_ttl_s) == (1.0, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@in_rows(
+    "field, value",
     [
         ("freeze_after_s", 0.1),
         ("drain_grace_s", -1),

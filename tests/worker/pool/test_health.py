@@ -16,6 +16,7 @@ from gangline.worker.service import WorkerState
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
 from ...support.logs import records_of
+from ...support.rows import in_rows
 from ...support.worker.rig import Rig, make_pool, task
 
 
@@ -87,8 +88,8 @@ async def test_a_plain_check_that_hangs_in_its_thread_is_not_started_again_besid
         go.set()
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
+@in_rows(
+    "options, complaint",
     [
         ({"period_s": 0}, "period_s must be above 0"),
         ({"timeout_s": "1"}, "timeout_s must be above 0"),

@@ -16,6 +16,7 @@ from gangline.schemas.wire.frames import AnswerOp, TaskFlag
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.pool.pool import CallNext, Pool
 
+from ...support.rows import in_rows
 from ...support.worker.harness import running
 from ...support.worker.rig import Rig, task
 from ...waiting import until
@@ -249,7 +250,7 @@ async def test_cancelling_stops_the_task_and_lets_middleware_clean_up():
         assert log == ["told to stop", "cleaned up"]
 
 
-@pytest.mark.parametrize("before", [True, False])
+@in_rows("before", [True, False])
 async def test_middleware_that_waits_beside_the_task_is_cancelled(before: bool):
     pool = make_pool()
 

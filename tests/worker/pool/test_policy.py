@@ -12,6 +12,8 @@ from gangline.schemas.records.workers import MethodInfo, TaskPolicy
 from gangline.worker.pool.policy import may_retry
 from gangline.worker.pool.pool import Pool
 
+from ...support.rows import in_rows
+
 
 class Flaky(ConnectionError):
     """A user's own."""
@@ -40,8 +42,8 @@ def test_a_declaration_is_in_the_registration_and_is_read_back():
     assert MethodInfo.model_validate({"slots": 1}).policy is None, "a worker of an earlier version"
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
+@in_rows(
+    "given, told",
     [
         ({"max_attempts": 0}, "p.work: max_attempts must be a whole number from 1 to 10000, not 0"),
         ({"max_attempts": 1.5}, "max_attempts must be a whole number"),
@@ -86,7 +88,7 @@ def test_the_most_specific_rule_decides_whether_a_failure_may_be_retried():
     assert not may_retry(ValueError(), network)
 
 
-@pytest.mark.parametrize("name", ["Flaky", f"{__name__}.Flaky", "ConnectionError", "OSError"])
+@in_rows("name", ["Flaky", f"{__name__}.Flaky", "ConnectionError", "OSError"])
 def test_an_exception_can_be_named_by_its_name_or_with_its_module(name):
     assert may_retry(Flaky(), declared(retry_on=name))
     assert not may_retry(ValueError(), declared(retry_on=name))

@@ -11,6 +11,8 @@ import pytest
 from gangline.schemas.errors.base import InvalidName, InvalidSettings, UnknownMethod
 from gangline.worker.pool.pool import ExecutorKind, Pool, Shape
 
+from ...support.rows import in_rows
+
 
 def test_a_task_is_declared_with_and_without_parentheses_and_stays_the_same_function():
     pool = Pool("images", slots=4)
@@ -124,7 +126,7 @@ def test_one_function_serves_in_two_pools():
     assert second.tasks["work"].full_name == "second.work"
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a b", "a*", ">", "é", "x" * 129])
+@in_rows("name", ["", "a.b", "a b", "a*", ">", "é", "x" * 129])
 def test_names_that_cannot_be_part_of_a_subject_are_refused(name):
     with pytest.raises(InvalidName):
         Pool(name)
@@ -137,8 +139,8 @@ def test_a_lambda_needs_a_name():
         Pool("p").task(lambda: None)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
+@in_rows(
+    "options, text",
     [
         ({"slots": 0}, "slots must be a whole number from 1"),
         ({"slots": -1}, "slots must be a whole number from 1"),
@@ -159,8 +161,8 @@ def test_task_options_out_of_bounds_are_refused(options, text):
     assert not pool.tasks
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
+@in_rows(
+    "options, text",
     [
         ({"slots": 0}, "slots must be a whole number from 1 to 1000000, not 0"),
         ({"slots": "4"}, "slots must be a whole number"),

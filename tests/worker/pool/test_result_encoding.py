@@ -25,6 +25,7 @@ from gangline.schemas.wire.plain_values import to_wire
 from gangline.worker.pool.pool import Pool
 
 from ...scale import repetitions
+from ...support.rows import in_rows
 
 
 class Level(enum.IntEnum):
@@ -78,8 +79,8 @@ def encoder(annotation: Any = None, *, streams: bool = False):
     return pool.tasks["work"].result
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
+@in_rows(
+    "value, plain",
     [
         (None, None),
         (True, True),
@@ -137,8 +138,8 @@ def _loop_of_lists() -> list[Any]:
     return inner
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@in_rows(
+    "value, text",
     [
         (Opaque(), "p.work: result has the type Opaque, which cannot be serialized"),
         ({"a": [1, Opaque()]}, r"p\.work: result\.a\[1\] has the type Opaque"),
@@ -168,8 +169,8 @@ def test_a_forgotten_await_is_named_and_leaves_no_warning():
         writer(int)(asyncio.sleep(0))
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value", "plain"),
+@in_rows(
+    "annotation, value, plain",
     [
         (int, 1, 1),
         (int, "12", 12),
@@ -191,8 +192,8 @@ def test_a_result_is_converted_by_its_annotation(annotation, value, plain):
     assert writer(annotation)(value) == plain
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value", "text"),
+@in_rows(
+    "annotation, value, text",
     [
         (int, "x", r"p\.work: result does not fit the annotation: .*valid integer.*, returned 'x' \(str\)"),
         (type(None), 1, "result does not fit the annotation: Input should be None, returned 1"),
@@ -205,7 +206,7 @@ def test_a_result_that_differs_from_its_annotation_is_refused(annotation, value,
         writer(annotation)(value)
 
 
-@pytest.mark.parametrize("annotation", [Iterator[Size], Generator[Size, None, str], AsyncIterator[Size]])
+@in_rows("annotation", [Iterator[Size], Generator[Size, None, str], AsyncIterator[Size]])
 def test_items_are_converted_by_the_item_type(annotation):
     assert writer(annotation, streams=True)({"width": "1"}) == {"width": 1, "blob": b"", "at": None}
 
@@ -256,7 +257,7 @@ def _nested(levels: int) -> list[Any]:
     return [_nested(levels - 1)] if levels else []
 
 
-@pytest.mark.parametrize(
+@in_rows(
     "value",
     [
         *map(_nested, (MAX_DEPTH - 2, MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, MAX_DEPTH + 2)),

@@ -25,6 +25,7 @@ from gangline.schemas.wire.codec import Format
 from gangline.worker.pool.pool import Pool
 
 from ...scale import repetitions
+from ...support.rows import in_rows
 
 
 class Colour(enum.Enum):
@@ -148,8 +149,8 @@ def test_what_is_not_annotated_is_passed_as_it_came():
     assert bind(work, {"x": [1, "2"]}, "3") == ({"x": [1, "2"]}, "3")
 
 
-@pytest.mark.parametrize(
-    ("annotation", "given_value", "expected"),
+@in_rows(
+    "annotation, given_value, expected",
     [
         (int, "12", 12),
         (float, 1, 1.0),
@@ -207,8 +208,8 @@ def test_wrong_arguments_are_named_with_what_was_expected_and_given():
     codec.to_json(error.to_wire())
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "text"),
+@in_rows(
+    "args, kwargs, text",
     [
         ([], {}, "missing parameters 'a', 'b'"),
         ([1], {}, "missing parameter 'b'"),
@@ -225,8 +226,8 @@ def test_arguments_that_do_not_fit_the_parameters_are_refused(args, kwargs, text
         bind(work, *args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "expected"),
+@in_rows(
+    "args, kwargs, expected",
     [
         ([], {}, {"text": "str", "size": "Size"}),
         (["a"], {"siez": {}}, {"siez": "one of the parameters text, size, times"}),
@@ -353,7 +354,7 @@ STANDARD = base64.b64encode(BLOB).decode()
 URL_SAFE = base64.urlsafe_b64encode(BLOB).decode()
 
 
-@pytest.mark.parametrize("text", [STANDARD, URL_SAFE, STANDARD.rstrip("="), URL_SAFE.rstrip("=")])
+@in_rows("text", [STANDARD, URL_SAFE, STANDARD.rstrip("="), URL_SAFE.rstrip("=")])
 def test_bytes_in_json_are_base64_in_either_alphabet_padded_or_not(text):
     assert "+" in STANDARD and "-" in URL_SAFE
 
@@ -371,8 +372,8 @@ def test_text_for_bytes_that_did_not_come_as_json_is_text():
     assert bind(work, "aGk=") == b"aGk="
 
 
-@pytest.mark.parametrize(
-    ("annotation", "given_value", "expected"),
+@in_rows(
+    "annotation, given_value, expected",
     [
         (bytes | None, None, None),
         (bytes | None, URL_SAFE, BLOB),

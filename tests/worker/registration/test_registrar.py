@@ -18,11 +18,13 @@ from gangline.telemetry.logs import logger_for
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.registration.registrar import KeyLost, OwnedKey, Registrar, WorkerEvent, epoch_of, owner_of
 
+from ...support.rows import in_rows
+
 ID = WorkerId("images", "w1")
 NAMES = Names("rig")
 
 
-class Bench:
+class Presence:
     """One process's presence; several may share a hub."""
 
     def __init__(self, hub: MemoryServer, instance: str = "one", epoch: int = 7) -> None:
@@ -33,7 +35,7 @@ class Bench:
         self.lost: list[str] = []
         self.confirmed = 0
 
-    async def __aenter__(self) -> Bench:
+    async def __aenter__(self) -> Presence:
         self.bus = self.hub.connect(self.instance)
         self.kv = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
         self.registrar = Registrar(
@@ -73,40 +75,40 @@ class Bench:
 
 
 async def test_both_keys_stand_while_it_lives_and_expire_when_it_is_gone():
-    async with Bench(MemoryServer()) as bench:
-        assert await bench.serve() == 0
+    async with Presence(MemoryServer()) as presence:
+        assert await presence.serve() == 0
         await asyncio.sleep(100.0)
-        assert sorted(bench.values()) == ["alive.images.w1", "reg.images.w1"]
-        await bench.registrar.stop()
+        assert sorted(presence.values()) == ["alive.images.w1", "reg.images.w1"]
+        await presence.registrar.stop()
         await asyncio.sleep(4.0)
-        assert sorted(bench.values()) == ["reg.images.w1"]
+        assert sorted(presence.values()) == ["reg.images.w1"]
         await asyncio.sleep(60.0)
-        assert bench.values() == {}
+        assert presence.values() == {}
 
 
 async def test_a_change_is_written_at_once():
-    async with Bench(MemoryServer()) as bench:
-        await bench.serve()
-        bench.slots = 9
-        bench.registrar.rewrite()
+    async with Presence(MemoryServer()) as presence:
+        await presence.serve()
+        presence.slots = 9
+        presence.registrar.rewrite()
         await asyncio.sleep(0.05)
-        assert bench.values()["reg.images.w1"]["slots"] == 9
-        assert bench.values()["alive.images.w1"]["total"] == 9
+        assert presence.values()["reg.images.w1"]["slots"] == 9
+        assert presence.values()["alive.images.w1"]["total"] == 9
 
 
 async def test_withdrawing_takes_both_keys_away():
-    async with Bench(MemoryServer()) as bench:
-        await bench.serve()
-        await bench.registrar.withdraw()
-        await bench.registrar.withdraw()
-        assert bench.values() == {}
+    async with Presence(MemoryServer()) as presence:
+        await presence.serve()
+        await presence.registrar.withdraw()
+        await presence.registrar.withdraw()
+        assert presence.values() == {}
 
 
 async def test_the_epoch_of_a_predecessor_is_learnt():
     hub = MemoryServer()
-    async with Bench(hub, "one", epoch=41) as first:
+    async with Presence(hub, "one", epoch=41) as first:
         await first.serve()
-    async with Bench(hub, "two") as second:
+    async with Presence(hub, "two") as second:
         began = asyncio.get_running_loop().time()
         assert await second.serve() == 41
         assert asyncio.get_running_loop().time() - began < 4.0
@@ -115,9 +117,9 @@ async def test_the_epoch_of_a_predecessor_is_learnt():
 
 async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_published_yet():
     hub = MemoryServer()
-    async with Bench(hub, "one", epoch=41) as first:
+    async with Presence(hub, "one", epoch=41) as first:
         await first.serve()
-    async with Bench(hub, "two") as second:
+    async with Presence(hub, "two") as second:
         await second.registrar.claim()
         second.registrar.rewrite()  # a new epoch after a freeze, or a reconnect, in the middle of a start
         await asyncio.sleep(1.0)
@@ -131,7 +133,7 @@ async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_publis
 
 async def test_a_living_id_is_refused_within_two_heartbeats():
     hub = MemoryServer()
-    async with Bench(hub, "one") as first, Bench(hub, "two") as second:
+    async with Presence(hub, "one") as first, Presence(hub, "two") as second:
         await first.serve()
         began = asyncio.get_running_loop().time()
         with pytest.raises(WorkerIdTaken, match="instance one") as caught:
@@ -143,7 +145,7 @@ async def test_a_living_id_is_refused_within_two_heartbeats():
 
 async def test_of_two_that_start_at_once_one_wins():
     hub = MemoryServer()
-    async with Bench(hub, "one") as first, Bench(hub, "two") as second:
+    async with Presence(hub, "one") as first, Presence(hub, "two") as second:
         results = await asyncio.gather(first.serve(), second.serve(), return_exceptions=True)
         assert sorted(type(result) for result in results if isinstance(result, Exception)) == [WorkerIdTaken]
         winner = first if results[0] == 0 else second
@@ -152,7 +154,7 @@ async def test_of_two_that_start_at_once_one_wins():
 
 async def test_one_that_was_away_too_long_learns_that_its_id_was_taken_and_writes_nothing_more():
     hub = MemoryServer()
-    async with Bench(hub, "one") as first, Bench(hub, "two", epoch=8) as second:
+    async with Presence(hub, "one") as first, Presence(hub, "two", epoch=8) as second:
         await first.serve()
         hub.partition(first.bus)
         await asyncio.sleep(5.0)
@@ -169,22 +171,22 @@ async def test_one_that_was_away_too_long_learns_that_its_id_was_taken_and_write
 
 
 async def test_one_that_was_away_goes_on_if_nobody_took_its_id():
-    async with Bench(MemoryServer()) as bench:
-        await bench.serve()
-        bench.hub.partition(bench.bus)
+    async with Presence(MemoryServer()) as presence:
+        await presence.serve()
+        presence.hub.partition(presence.bus)
         await asyncio.sleep(10.0)
-        assert "alive.images.w1" not in bench.values()
-        bench.hub.heal(bench.bus)
+        assert "alive.images.w1" not in presence.values()
+        presence.hub.heal(presence.bus)
         await asyncio.sleep(3.0)
-        assert "alive.images.w1" in bench.values()
-        assert bench.lost == []
-        assert bench.confirmed == 1, "other keys may have been lost with it"
+        assert "alive.images.w1" in presence.values()
+        assert presence.lost == []
+        assert presence.confirmed == 1, "other keys may have been lost with it"
 
 
-@pytest.mark.parametrize("garbage", [b"", b"hello", b"[1]", b'{"instance": 7}'])
+@in_rows("garbage", [b"", b"hello", b"[1]", b'{"instance": 7}'])
 async def test_a_key_that_somebody_overwrote_with_garbage_is_written_again(garbage: bytes):
     hub = MemoryServer()
-    async with Bench(hub) as one, Bench(hub, "two", 9) as two:
+    async with Presence(hub) as one, Presence(hub, "two", 9) as two:
         await one.kv.put("alive.images.w1", garbage)
         await one.registrar.claim()
         await one.registrar.publish()
@@ -198,10 +200,10 @@ async def test_a_key_that_somebody_overwrote_with_garbage_is_written_again(garba
             await two.registrar.claim()
 
 
-@pytest.mark.parametrize("garbage", [b"", b"hello"])
+@in_rows("garbage", [b"", b"hello"])
 async def test_garbage_over_the_heartbeat_of_one_that_lives_gives_its_id_to_nobody_else(garbage: bytes):
     hub = MemoryServer()
-    async with Bench(hub) as one, Bench(hub, "two", 9) as two:
+    async with Presence(hub) as one, Presence(hub, "two", 9) as two:
         await one.serve()
         await one.kv.put("alive.images.w1", garbage)
         with pytest.raises(WorkerIdTaken):
@@ -212,7 +214,7 @@ async def test_garbage_over_the_heartbeat_of_one_that_lives_gives_its_id_to_nobo
 
 async def test_one_that_was_away_does_not_write_over_garbage_where_a_successor_may_be():
     hub = MemoryServer()
-    async with Bench(hub) as one, Bench(hub, "two", 9) as two:
+    async with Presence(hub) as one, Presence(hub, "two", 9) as two:
         await one.serve()
         hub.partition(one.bus)
         await asyncio.sleep(5.0)
@@ -227,20 +229,20 @@ async def test_one_that_was_away_does_not_write_over_garbage_where_a_successor_m
 
 
 async def test_after_the_bucket_was_lost_both_keys_are_written_again():
-    async with Bench(MemoryServer()) as bench:
-        await bench.serve()
-        bench.hub.stop()
+    async with Presence(MemoryServer()) as presence:
+        await presence.serve()
+        presence.hub.stop()
         await asyncio.sleep(0.5)
-        bench.hub.start()
+        presence.hub.start()
         await asyncio.sleep(2.0)
-        assert sorted(bench.values()) == ["alive.images.w1", "reg.images.w1"]
-        assert bench.confirmed >= 1
+        assert sorted(presence.values()) == ["alive.images.w1", "reg.images.w1"]
+        assert presence.confirmed >= 1
 
 
 async def test_heartbeats_are_seen_by_observers_every_second_while_storage_has_no_leader():
     hub = MemoryServer()
-    async with Bench(hub) as bench:
-        await bench.serve()
+    async with Presence(hub) as presence:
+        await presence.serve()
         seen: list[float] = []
         watcher = hub.connect("watcher")
         kv = await watcher.bucket(NAMES.ledger_bucket, BucketSettings())
@@ -255,27 +257,27 @@ async def test_heartbeats_are_seen_by_observers_every_second_while_storage_has_n
 
 
 async def test_events_are_broadcast_with_who_and_when():
-    async with Bench(MemoryServer()) as bench:
+    async with Presence(MemoryServer()) as presence:
         heard: list[Any] = []
-        listener = bench.hub.connect("listener")
+        listener = presence.hub.connect("listener")
         await listener.subscribe(NAMES.events, lambda message: heard.append((message.subject, message.data)))
-        bench.registrar.announce(WorkerEvent.JOINED, why="test")
+        presence.registrar.announce(WorkerEvent.JOINED, why="test")
         await asyncio.sleep(0.05)
         subject, data = heard[0]
         assert subject == "rig.event.worker.images.w1"
         body = codec.from_json(data)
         assert (body["event"], body["worker"], body["epoch"], body["why"]) == ("joined", "w1", 7, "test")
         await listener.close()
-        bench.hub.disconnect(bench.bus)
-        bench.registrar.announce(WorkerEvent.LEFT)  # nobody may hear it, and nothing breaks
+        presence.hub.disconnect(presence.bus)
+        presence.registrar.announce(WorkerEvent.LEFT)  # nobody may hear it, and nothing breaks
 
 
 async def test_a_start_without_storage_gives_up_after_its_time():
-    async with Bench(MemoryServer()) as bench:
-        bench.hub.storage_down()
+    async with Presence(MemoryServer()) as presence:
+        presence.hub.storage_down()
         began = asyncio.get_running_loop().time()
         with pytest.raises(StorageUnavailable):
-            await bench.registrar.claim()
+            await presence.registrar.claim()
         assert 10.0 <= asyncio.get_running_loop().time() - began < 16.0
 
 
@@ -283,95 +285,95 @@ async def test_a_start_without_storage_gives_up_after_its_time():
 
 
 async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
-    async with Bench(MemoryServer()) as bench:
-        key = OwnedKey(bench.kv, "alive.images.w1", "one", lambda: True)
+    async with Presence(MemoryServer()) as presence:
+        key = OwnedKey(presence.kv, "alive.images.w1", "one", lambda: True)
         body = codec.to_json({"instance": "one"})
         await asyncio.gather(*(key.write(lambda: body, 60.0) for _ in range(3)))
         await key.write(lambda: body, 60.0)
         await key.delete()
-        assert bench.values() == {}
+        assert presence.values() == {}
         assert key.recreated == 0
 
 
 async def test_a_write_that_is_overtaken_does_not_bring_back_what_was_true_before(monkeypatch: pytest.MonkeyPatch):
     """Its first answer is lost, and it is made again after a later write: the worker has a new epoch by then."""
-    async with Bench(MemoryServer()) as bench:
-        key, epoch = OwnedKey(bench.kv, "k", "one", lambda: True), 1
+    async with Presence(MemoryServer()) as presence:
+        key, epoch = OwnedKey(presence.kv, "k", "one", lambda: True), 1
 
         def body() -> bytes:
             return codec.to_json({"instance": "one", "epoch": epoch})
 
-        put, held = bench.kv.put, asyncio.Event()
+        put, held = presence.kv.put, asyncio.Event()
 
         async def put_late(*arguments: Any, **options: Any) -> int:
-            monkeypatch.setattr(bench.kv, "put", put)
+            monkeypatch.setattr(presence.kv, "put", put)
             await put(*arguments, **options)
             await held.wait()
             raise Conflict("the key has another revision")
 
-        monkeypatch.setattr(bench.kv, "put", put_late)
+        monkeypatch.setattr(presence.kv, "put", put_late)
         first = asyncio.create_task(key.write(body, 60.0))
         await asyncio.sleep(0.1)
         epoch = 2
         await key.write(body, 60.0)
         held.set()
         await first
-        assert bench.values()["k"]["epoch"] == 2
+        assert presence.values()["k"]["epoch"] == 2
 
 
 async def test_an_owner_deletes_what_its_own_cancelled_write_has_just_changed(monkeypatch: pytest.MonkeyPatch):
     """A worker without tasks leaves in the moment in which it writes that it drains."""
-    async with Bench(MemoryServer()) as bench:
-        key, body = OwnedKey(bench.kv, "k", "one", lambda: True), codec.to_json({"instance": "one"})
+    async with Presence(MemoryServer()) as presence:
+        key, body = OwnedKey(presence.kv, "k", "one", lambda: True), codec.to_json({"instance": "one"})
         await key.write(lambda: body, 60.0)
         read, late = key.read, [body]
 
         async def read_too_early() -> KvEntry | None:
             found = await read()
             while late:
-                await bench.kv.put("k", late.pop())
+                await presence.kv.put("k", late.pop())
             return found
 
         monkeypatch.setattr(OwnedKey, "read", lambda _: read_too_early())
         await key.delete()
-        assert bench.values() == {}
+        assert presence.values() == {}
 
 
 async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
-    async with Bench(MemoryServer()) as bench:
-        await bench.kv.put("k", codec.to_json({"instance": "other"}))
-        key = OwnedKey(bench.kv, "k", "one", lambda: True)
+    async with Presence(MemoryServer()) as presence:
+        await presence.kv.put("k", codec.to_json({"instance": "other"}))
+        key = OwnedKey(presence.kv, "k", "one", lambda: True)
         with pytest.raises(KeyLost, match="belongs to instance other"):
             await key.write(lambda: codec.to_json({"instance": "one"}), 60.0)
         await key.delete()
-        assert bench.values()["k"] == {"instance": "other"}
+        assert presence.values()["k"] == {"instance": "other"}
 
 
-@pytest.mark.parametrize("value", [b"", b"{", b"[1]", b'{"instance": 5, "epoch": -1}', b'{"epoch": "7"}'])
+@in_rows("value", [b"", b"{", b"[1]", b'{"instance": 5, "epoch": -1}', b'{"epoch": "7"}'])
 def test_unreadable_entries_name_neither_owner_nor_epoch(value):
     entry = KvEntry(key="k", value=value, revision=1)
     assert (owner_of(entry), epoch_of(entry)) == ("", 0)
 
 
-@pytest.mark.parametrize("had", [False, True])
+@in_rows("had", [False, True])
 async def test_not_even_a_delete_that_storage_would_refuse_is_sent_for_the_key_of_another(had: bool):
-    async with Bench(MemoryServer()) as bench:
-        key, passed = OwnedKey(bench.kv, "k", "one", lambda: True), []
+    async with Presence(MemoryServer()) as presence:
+        key, passed = OwnedKey(presence.kv, "k", "one", lambda: True), []
         if had:
             await key.write(lambda: codec.to_json({"instance": "one"}), 60.0)
-        await bench.kv.put("k", codec.to_json({"instance": "other"}))
-        await bench.hub.connect("router").subscribe("$KV.>", lambda message: passed.append(message.headers))
+        await presence.kv.put("k", codec.to_json({"instance": "other"}))
+        await presence.hub.connect("router").subscribe("$KV.>", lambda message: passed.append(message.headers))
         await key.delete()
         await asyncio.sleep(0.1)
-        assert passed == [] and bench.values()["k"] == {"instance": "other"}
+        assert passed == [] and presence.values()["k"] == {"instance": "other"}
 
 
 async def test_only_the_last_confirmation_that_was_asked_for_comes():
-    async with Bench(MemoryServer()) as bench:
-        await bench.serve()
+    async with Presence(MemoryServer()) as presence:
+        await presence.serve()
         told: list[str] = []
-        bench.registrar.confirm(lambda: told.append("first"))
+        presence.registrar.confirm(lambda: told.append("first"))
         await asyncio.sleep(0)  # its heartbeat is on the way: begun before the second was asked for
-        bench.registrar.confirm(lambda: told.append("second"))
+        presence.registrar.confirm(lambda: told.append("second"))
         await asyncio.sleep(1.5)
         assert told == ["second"]

@@ -14,6 +14,8 @@ from gangline.worker.slots.admission_core import AdmissionCore
 from gangline.worker.slots.gang_core import FormedGang, LeavingMember, TentativeHold
 from gangline.worker.slots.lease_table import Refusal, TaskRecord
 
+from ...support.rows import in_rows
+
 EPOCH = 5
 
 
@@ -551,7 +553,7 @@ def test_operators_see_what_is_held_for_whom():
     ]
 
 
-@pytest.mark.parametrize("what", ["hold", "member", "leaving"])
+@in_rows("what", ["hold", "member", "leaving"])
 def test_check_finds_what_is_wrong(what):
     worker_server = Desk()
     worker_server.gang("a")
@@ -626,7 +628,7 @@ def test_what_is_held_of_a_seat_comes_back_to_it_released_or_expired_or_used():
     worker_server.run(sublease(worker_server, token).token)
 
 
-@pytest.mark.parametrize("lingers", [False, True])
+@in_rows("lingers", [False, True])
 def test_what_is_held_of_a_seat_ends_with_it_and_its_tasks_are_waited_for(lingers: bool):
     worker_server = Desk(total=3)
     worker_server.gangs.lingers = lingers

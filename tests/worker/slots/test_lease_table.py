@@ -8,7 +8,7 @@ from gangline.worker.slots.lease_table import GrantedLease, LeaseTable, LeaseTra
 from gangline.worker.slots.limiter import SlotLimiter
 
 
-class Bench:
+class Leases:
     def __init__(self, slots: int = 4, *, keep: int = 100, keep_s: float = 60.0) -> None:
         self.limiter = SlotLimiter(slots)
         self.table = LeaseTable(self.limiter, keep=keep, keep_s=keep_s)
@@ -28,111 +28,111 @@ class Bench:
 
 
 def test_an_unclaimed_lease_ends_after_its_claim_timeout():
-    bench = Bench()
-    bench.grant(now=5.0)
-    assert bench.table.next_at() == 7.0
-    assert bench.table.expire(6.9) == 0
-    assert bench.table.expire(7.0) == 1
-    assert bench.limiter.free == 4
-    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.EXPIRE]
-    assert bench.table.find("t", 7.0) is Refusal.LEASE_EXPIRED
+    leases = Leases()
+    leases.grant(now=5.0)
+    assert leases.table.next_at() == 7.0
+    assert leases.table.expire(6.9) == 0
+    assert leases.table.expire(7.0) == 1
+    assert leases.limiter.free == 4
+    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.EXPIRE]
+    assert leases.table.find("t", 7.0) is Refusal.LEASE_EXPIRED
 
 
 def test_a_claimed_lease_ends_its_time_to_live_after_its_last_use():
-    bench = Bench()
-    lease = bench.grant()
-    assert bench.table.use(lease, "task", 1, 11.0, 1.0) is None
-    bench.table.give_back(lease, "task")
-    assert bench.table.expire(10.9) == 0
-    assert bench.table.expire(11.0) == 1
-    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE]
+    leases = Leases()
+    lease = leases.grant()
+    assert leases.table.use(lease, "task", 1, 11.0, 1.0) is None
+    leases.table.give_back(lease, "task")
+    assert leases.table.expire(10.9) == 0
+    assert leases.table.expire(11.0) == 1
+    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE]
 
 
 def test_uses_of_one_moment_are_one_use():
-    bench = Bench()
-    lease = bench.grant(slots=3)
+    leases = Leases()
+    lease = leases.grant(slots=3)
     for task in ("a", "b", "c"):
-        assert bench.table.use(lease, task, 1, 11.0, 1.0) is None
-    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
-    bench.table.give_back(lease, "a")
-    assert bench.table.use(lease, "d", 1, 12.0, 2.0) is None
-    assert bench.changes() == [LeaseTransition.RENEW]
-    assert bench.table.next_at() <= 12.0
-    assert bench.table.expire(11.9) == 0
-    assert bench.table.expire(12.0) == 1
+        assert leases.table.use(lease, task, 1, 11.0, 1.0) is None
+    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
+    leases.table.give_back(lease, "a")
+    assert leases.table.use(lease, "d", 1, 12.0, 2.0) is None
+    assert leases.changes() == [LeaseTransition.RENEW]
+    assert leases.table.next_at() <= 12.0
+    assert leases.table.expire(11.9) == 0
+    assert leases.table.expire(12.0) == 1
 
 
 def test_a_first_use_counts_though_it_moves_nothing():
-    bench = Bench()
-    lease = bench.grant(now=0.0)
-    assert bench.table.use(lease, "a", 1, lease.due_at, 1.0) is None
+    leases = Leases()
+    lease = leases.grant(now=0.0)
+    assert leases.table.use(lease, "a", 1, lease.due_at, 1.0) is None
     assert lease.claimed
-    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
+    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
 
 
 def test_an_overdue_lease_is_dead_before_the_timer_says_so():
-    bench = Bench()
-    bench.grant()
-    assert bench.table.find("t", 2.0) is Refusal.LEASE_EXPIRED
-    assert bench.limiter.free == 4
+    leases = Leases()
+    leases.grant()
+    assert leases.table.find("t", 2.0) is Refusal.LEASE_EXPIRED
+    assert leases.limiter.free == 4
 
 
 def test_a_single_use_lease_ends_with_its_first_task_and_frees_what_that_does_not_need():
-    bench = Bench()
-    lease = bench.grant(slots=3, single_use=True)
-    assert bench.table.use(lease, "task", 1, 99.0, 1.0) is None
-    assert (bench.limiter.running, bench.limiter.reserved, bench.limiter.free) == (1, 0, 3)
-    assert bench.table.find("t", 1.0) is Refusal.LEASE_USED
-    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.USE]
+    leases = Leases()
+    lease = leases.grant(slots=3, single_use=True)
+    assert leases.table.use(lease, "task", 1, 99.0, 1.0) is None
+    assert (leases.limiter.running, leases.limiter.reserved, leases.limiter.free) == (1, 0, 3)
+    assert leases.table.find("t", 1.0) is Refusal.LEASE_USED
+    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.USE]
 
 
 def test_a_single_use_lease_ends_even_with_a_task_that_is_too_big_for_it():
-    bench = Bench()
-    lease = bench.grant(single_use=True)
-    assert bench.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
-    assert bench.limiter.free == 4
-    assert bench.table.find("t", 1.0) is Refusal.LEASE_USED
+    leases = Leases()
+    lease = leases.grant(single_use=True)
+    assert leases.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
+    assert leases.limiter.free == 4
+    assert leases.table.find("t", 1.0) is Refusal.LEASE_USED
 
 
 def test_a_multi_use_lease_survives_a_task_that_is_too_big_for_it():
-    bench = Bench()
-    lease = bench.grant()
-    assert bench.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
-    assert bench.table.find("t", 1.0) is lease
+    leases = Leases()
+    lease = leases.grant()
+    assert leases.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
+    assert leases.table.find("t", 1.0) is lease
 
 
 def test_a_multi_use_lease_runs_no_more_than_its_slots_at_once():
-    bench = Bench()
-    lease = bench.grant(slots=2)
-    assert bench.table.use(lease, "a", 1, 9.0, 0.0) is None
-    assert bench.table.use(lease, "b", 1, 9.0, 0.0) is None
-    assert bench.table.use(lease, "c", 1, 9.0, 0.0) is Refusal.LEASE_BUSY
-    bench.table.give_back(lease, "a")
-    assert bench.table.use(lease, "c", 1, 9.0, 0.0) is None
-    bench.changes()
+    leases = Leases()
+    lease = leases.grant(slots=2)
+    assert leases.table.use(lease, "a", 1, 9.0, 0.0) is None
+    assert leases.table.use(lease, "b", 1, 9.0, 0.0) is None
+    assert leases.table.use(lease, "c", 1, 9.0, 0.0) is Refusal.LEASE_BUSY
+    leases.table.give_back(lease, "a")
+    assert leases.table.use(lease, "c", 1, 9.0, 0.0) is None
+    leases.changes()
 
 
 def test_slots_of_a_lease_that_ends_come_back_as_its_tasks_end():
-    bench = Bench()
-    lease = bench.grant(slots=3)
-    bench.table.use(lease, "a", 1, 9.0, 0.0)
-    bench.table.end(lease, LeaseTransition.RELEASE, 1.0)
-    assert (bench.limiter.running, bench.limiter.free) == (1, 3)
-    bench.table.give_back(lease, "a")
-    assert bench.limiter.free == 4
-    bench.changes()
+    leases = Leases()
+    lease = leases.grant(slots=3)
+    leases.table.use(lease, "a", 1, 9.0, 0.0)
+    leases.table.end(lease, LeaseTransition.RELEASE, 1.0)
+    assert (leases.limiter.running, leases.limiter.free) == (1, 3)
+    leases.table.give_back(lease, "a")
+    assert leases.limiter.free == 4
+    leases.changes()
 
 
 def test_each_end_is_told_to_later_users():
-    bench = Bench(slots=9)
+    leases = Leases(slots=9)
     for token, change in (
         ("r", LeaseTransition.RELEASE),
         ("d", LeaseTransition.DROP),
         ("e", LeaseTransition.EXPIRE),
         ("u", LeaseTransition.USE),
     ):
-        bench.table.end(bench.grant(token), change, 0.0)
-    found = {token: bench.table.find(token, 0.0) for token in "rdeux"}
+        leases.table.end(leases.grant(token), change, 0.0)
+    found = {token: leases.table.find(token, 0.0) for token in "rdeux"}
     assert found == {
         "r": Refusal.LEASE_USED,
         "d": Refusal.LEASE_STALE,
@@ -143,29 +143,29 @@ def test_each_end_is_told_to_later_users():
 
 
 def test_ended_tokens_are_forgotten_by_age_and_by_count():
-    bench = Bench(slots=9, keep=2, keep_s=5.0)
+    leases = Leases(slots=9, keep=2, keep_s=5.0)
     for number in range(4):
-        bench.table.end(bench.grant(f"t{number}"), LeaseTransition.RELEASE, float(number))
-    assert bench.table.find("t1", 3.0) is Refusal.UNKNOWN_TOKEN
-    assert bench.table.find("t2", 3.0) is Refusal.LEASE_USED
-    bench.table.expire(100.0)
-    assert bench.table.find("t3", 100.0) is Refusal.UNKNOWN_TOKEN
-    bench.changes()
+        leases.table.end(leases.grant(f"t{number}"), LeaseTransition.RELEASE, float(number))
+    assert leases.table.find("t1", 3.0) is Refusal.UNKNOWN_TOKEN
+    assert leases.table.find("t2", 3.0) is Refusal.LEASE_USED
+    leases.table.expire(100.0)
+    assert leases.table.find("t3", 100.0) is Refusal.UNKNOWN_TOKEN
+    leases.changes()
 
 
 def test_a_token_is_never_granted_twice():
-    bench = Bench()
-    lease = bench.grant()
+    leases = Leases()
+    lease = leases.grant()
     with pytest.raises(ValueError, match="never reused"):
-        bench.grant()
-    bench.table.end(lease, LeaseTransition.RELEASE, 0.0)
+        leases.grant()
+    leases.table.end(lease, LeaseTransition.RELEASE, 0.0)
     with pytest.raises(ValueError, match="never reused"):
-        bench.grant()
+        leases.grant()
 
 
 def test_a_grant_without_room_changes_nothing():
-    bench = Bench(slots=1)
+    leases = Leases(slots=1)
     lease = GrantedLease("big", slots=2, ttl_s=1.0, claim_s=1.0, single_use=False, owner="", fence=1, now=0.0)
-    assert not bench.table.grant(lease)
-    assert bench.changes() == []
-    assert bench.table.next_at() is None
+    assert not leases.table.grant(lease)
+    assert leases.changes() == []
+    assert leases.table.next_at() is None

@@ -6,6 +6,8 @@ import pytest
 
 from gangline.worker.slots.limiter import LimiterError, SlotLimiter
 
+from ...support.rows import in_rows
+
 
 def test_a_new_limiter_has_all_slots_free():
     limiter = SlotLimiter(4)
@@ -116,7 +118,7 @@ def test_its_statistics_are_frozen_and_its_repr_tells_the_state():
     assert repr(limiter) == "SlotLimiter(total=4, running=0, reserved=2, free=2)"
 
 
-@pytest.mark.parametrize("slots", [0, -1])
+@in_rows("slots", [0, -1])
 def test_nobody_acquires_fewer_than_one_slot(slots):
     limiter = SlotLimiter(4)
     with pytest.raises(ValueError, match="at least 1"):
@@ -125,7 +127,7 @@ def test_nobody_acquires_fewer_than_one_slot(slots):
         limiter.run_nowait("task", slots)
 
 
-@pytest.mark.parametrize("total", [-1, 1_000_001])
+@in_rows("total", [-1, 1_000_001])
 def test_a_total_out_of_bounds_is_refused(total):
     with pytest.raises(ValueError, match="total must be"):
         SlotLimiter(total)

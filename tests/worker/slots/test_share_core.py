@@ -15,6 +15,9 @@ from gangline.schemas.records.workers import HeldShare, LimitRecord
 from gangline.worker.slots import share_core
 from gangline.worker.slots.share_core import AGAIN_S, PATIENCE_S, SETTLE_S, WANT_AFTER_S, ShareCore
 
+from ...scale import repetitions
+from ...support.rows import in_rows
+
 TTL_S = 3.0
 MARGIN_S = 0.5
 
@@ -399,7 +402,8 @@ class Crowd:
         """What runs there, if its heartbeat cannot have expired since it began."""
         self.lapse(node)
         lapsed = self.lapsed_at.get(node.name, -1.0)
-        return sum(began >= lapsed and self.now < ends for began, ends in self.begun[node.name])
+        begun = self.begun[node.name] = [each for each in self.begun[node.name] if self.now < each[1]]
+        return sum(began >= lapsed for began, _ in begun)
 
     def lapse(self, node: Node) -> None:
         """Others may take its share once its heartbeat has expired."""
@@ -449,18 +453,15 @@ class Crowd:
             self.refused_at[node.name] = self.now
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
-def test_no_more_run_than_the_limit_whatever_is_lost_late_or_cut_off(first: int) -> None:
-    starts = 0
-    for seed in range(first, first + 10):
-        crowd = Crowd(seed)
+def test_no_more_run_than_the_limit_whatever_is_lost_late_or_cut_off() -> None:
+    crowds = [Crowd(seed) for seed in range(repetitions(10, whole=60))]
+    for crowd in crowds:
         crowd.play(20.0, accidents=True)
-        starts += crowd.starts
-    assert starts > 200
+    assert sum(crowd.starts for crowd in crowds) > 200
 
 
 def test_every_worker_gets_its_turn_once_faults_are_over() -> None:
-    for seed in range(10):
+    for seed in range(repetitions(3, whole=10)):
         crowd = Crowd(seed)
         crowd.lossy = 0.0
         crowd.play(5.0, accidents=False)
@@ -536,14 +537,11 @@ class RateCrowd(Crowd):
             assert count <= most, f"{count} starts since {time:.3f} s at {self.now:.3f} s, the limit is {most:.3f}"
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
-def test_no_more_start_than_the_rate_allows_whatever_is_lost_late_cut_off_or_dies(first: int) -> None:
-    starts = 0
-    for seed in range(first, first + 10):
-        crowd = RateCrowd(seed)
+def test_no_more_start_than_the_rate_allows_whatever_is_lost_late_cut_off_or_dies() -> None:
+    crowds = [RateCrowd(seed) for seed in range(repetitions(10, whole=60))]
+    for crowd in crowds:
         crowd.play(20.0, accidents=True)
-        starts += crowd.starts
-    assert starts > 100
+    assert sum(crowd.starts for crowd in crowds) > 100
 
 
 def test_the_crowd_finds_units_that_a_worker_used_before_it_died(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -598,7 +596,7 @@ def test_a_worker_that_starts_anew_takes_what_it_used_before_for_used() -> None:
     assert new.units == 2 and new.core.spent() == 1
 
 
-@pytest.mark.parametrize("refuse", [ShareCore.unknown, ShareCore.conflict])
+@in_rows("refuse", [ShareCore.unknown, ShareCore.conflict])
 def test_units_that_were_taken_without_an_answer_count_as_in_use(refuse: Callable[[ShareCore], None]) -> None:
     a, b = rated("a", "b", limit=2, interval_s=10.0)
     assert (a.units, b.units) == (1, 1)
@@ -705,7 +703,7 @@ def test_a_unit_is_kept_for_a_caller_that_tries_several_tasks_at_once_and_comes_
     assert a.start(1.52), "who waits gets the next one that becomes idle"
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 9])
+@in_rows("tasks", [1, 2, 9])
 def test_two_that_come_in_turn_do_not_take_the_unit_from_each_other_for_ever(tasks: int) -> None:
     a, b = nodes("a", "b", limit=1)
     starts = {"a": 0, "b": 0}

@@ -7,11 +7,10 @@ import random
 from collections import Counter, defaultdict
 from typing import Any
 
-import pytest
-
 from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
 from ...scale import repetitions
+from ...support.rows import in_rows
 from ...support.worker.rig import Hand, Rig, reserve, task
 
 JOBS = ("a", "b", "c")
@@ -110,7 +109,7 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
     assert not running
 
 
-@pytest.mark.parametrize("seed", range(repetitions(15, whole=100)))
+@in_rows("seed", range(repetitions(5, whole=60)))
 async def test_whatever_is_said_a_job_runs_once_at_a_time_and_each_request_is_answered_once(seed: int):
     rng = random.Random(seed)
     async with Rig(slots=3) as rig:

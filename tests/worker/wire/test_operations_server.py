@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from gangline.schemas.names import public_id
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
@@ -14,7 +12,7 @@ from gangline.schemas.wire.frames import Load
 
 from ...support.worker.rig import Rig, on_rig, task
 
-FORMATS = pytest.mark.parametrize("fmt", list(Format), ids=["json", "msgpack"])
+FORMATS = each_row("fmt", list(Format))
 
 
 async def accepted(rig: Rig, fmt: Format = Format.JSON, **terms: Any) -> dict[str, Any]:
@@ -74,46 +72,11 @@ async def test_a_null_result_is_a_null_body(rig: Rig):
 
 
 @on_rig()
-async def test_the_same_request_id_gets_the_same_lease_and_can_release_it(rig: Rig):
-    first, again = await accepted(rig, rid="job-1"), await accepted(rig, rid="job-1")
-    assert first["token"] == again["token"]
-    body, _ = await rig.hand.request("release", {"rid": "job-1"})
-    assert body["released"] is True
-    body, _ = await rig.hand.request("reserve", {"rid": "job-1"})
-    assert (body["accepted"], body["reason"]) == (False, "expired")
-
-
-@on_rig()
-async def test_a_release_before_its_reserve_wins(rig: Rig):
-    body, _ = await rig.hand.request("release", {"rid": "job-2"})
-    assert body["released"] is False
-    body, _ = await rig.hand.request("reserve", {"rid": "job-2"})
-    assert (body["accepted"], body["reason"]) == (False, "expired")
-
-
-@on_rig()
 async def test_a_full_worker_says_so_with_its_load(rig: Rig):
     await accepted(rig, slots=2)
     body, headers = await rig.hand.request("reserve", {})
     assert (body["accepted"], body["reason"], body["load"]["free"]) == (False, "full", 0)
     assert headers == {}
-
-
-@on_rig()
-async def test_a_single_use_lease_admits_one_task(rig: Rig):
-    token = (await accepted(rig, single_use=True))["token"]
-    request = {"token": token, "method": "double", "arguments": {"x": 2}}
-    assert (await rig.hand.request("dispatch", request))[0] == 4
-    body, headers = await rig.hand.request("dispatch", request)
-    assert body["code"] == "unknown_token"
-    assert headers["Nats-Service-Error-Code"] == "404"
-
-
-@on_rig()
-async def test_a_sync_lease_is_fenced_by_its_revision(rig: Rig):
-    body = await accepted(rig, ledger="sync")
-    entry = next(e for e in rig.hub.peek(rig.names.ledger_bucket) if e.key.endswith(public_id(body["token"])[1:]))
-    assert body["fence"] == entry.revision
 
 
 @FORMATS
@@ -209,16 +172,17 @@ WRONG: list[tuple[str, Any, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("operation", "body", "code", "text"), WRONG, ids=lambda v: str(v)[:30])
 @on_rig()
-async def test_each_wrong_request_is_told_what_is_wrong(rig: Rig, operation, body, code, text):
-    answer, headers = await rig.hand.request(operation, body)
-    assert answer["code"] == code
-    assert text in answer["message"]
-    assert answer["may_have_started"] is False
-    assert headers["Nats-Service-Error"][:40] == answer["message"][:40]
-    assert 400 <= int(headers["Nats-Service-Error-Code"]) < 500
-    assert rig.at_rest()
+async def test_each_wrong_request_is_told_what_is_wrong(rig: Rig):
+    for operation, body, code, text in WRONG:
+        answer, headers = await rig.hand.request(operation, body)
+        what = f"{operation} {str(body)[:60]}: {str(answer)[:300]}"
+        assert answer["code"] == code, what
+        assert text in answer["message"], what
+        assert answer["may_have_started"] is False, what
+        assert headers["Nats-Service-Error"][:40] == answer["message"][:40], what
+        assert 400 <= int(headers["Nats-Service-Error-Code"]) < 500, what
+        assert rig.at_rest(), what
 
 
 @on_rig()

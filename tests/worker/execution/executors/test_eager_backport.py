@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 import uvloop
 
 from gangline.worker.execution.executors import eager_backport
 from gangline.worker.execution.executors.eager_backport import IDLE, Carriers
 
+from ....support.rows import in_rows
 from ....support.worker.eager import Piece, Work
 
 RunLoop = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -60,7 +60,7 @@ async def used_again_after(work: Work) -> tuple[bool, Piece]:
 # -- again, or not ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+@in_rows("run_loop", [asyncio.run, uvloop.run])
 def test_executions_that_wait_one_after_the_other_share_a_task_on_each_loop(
     run_loop: RunLoop,
 ):
@@ -162,7 +162,7 @@ async def test_who_only_asked_to_be_called_at_the_end_is_called():
     assert (again, heard) == (False, ["called"])
 
 
-@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+@in_rows("run_loop", [asyncio.run, uvloop.run])
 def test_a_task_that_was_given_an_attribute_is_not_used_again(run_loop: RunLoop):
     run_loop(_attributes())
 

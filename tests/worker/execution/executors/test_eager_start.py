@@ -19,6 +19,7 @@ from gangline.testing import VirtualLoop
 from gangline.worker.execution.executors.eager_start import EagerStarter
 from gangline.worker.pool.pool import Pool
 
+from ....support.rows import in_rows
 from ....support.worker.eager import WAYS, Piece, Work
 from ....support.worker.harness import running
 
@@ -31,13 +32,17 @@ def way(request: pytest.FixtureRequest) -> type[EagerStarter]:
     return request.param
 
 
-@pytest.fixture(params=[False, True], ids=["a new starter", "a starter that was there before"])
+@pytest.fixture
 async def starter(request: pytest.FixtureRequest, way: type[EagerStarter]) -> AsyncIterator[EagerStarter]:
+    """A new one, or one from an earlier turn of the loop."""
     starter = way(asyncio.get_running_loop())
-    if request.param:
+    if getattr(request, "param", False):
         await asyncio.sleep(0)
     yield starter
     await close(starter)
+
+
+NEW_AND_OLD = pytest.mark.parametrize("starter", [False, True], indirect=True, ids=["new", "of an earlier turn"])
 
 
 async def close(starter: EagerStarter) -> None:
@@ -71,6 +76,7 @@ async def nap() -> str:
 # -- the first step ---------------------------------------------------------------------------------------------------
 
 
+@NEW_AND_OLD
 async def test_what_does_not_wait_has_ended_when_step_returns(starter: EagerStarter):
     async def work() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
@@ -84,6 +90,7 @@ async def test_what_does_not_wait_has_ended_when_step_returns(starter: EagerStar
     assert asyncio.all_tasks() == before
 
 
+@NEW_AND_OLD
 async def test_without_step_they_begin_in_the_next_turn(starter: EagerStarter):
     piece = Piece(nap)
     starter.add(piece)
@@ -101,8 +108,8 @@ async def test_what_fails_at_once_has_its_error_and_the_next_runs(starter: Eager
     assert await end_of(second) == ["slept"]
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["after a wait", "at once"])
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+@in_rows("wait", [True, False])
+@in_rows("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
 async def test_whatever_it_raises_ends_this_execution_alone(
     starter: EagerStarter, error: type[BaseException], wait: bool
 ):
@@ -125,6 +132,7 @@ async def test_a_function_that_raises_before_it_gives_a_coroutine_has_failed(sta
     assert repr(piece.outcome) == "ValueError('no coroutine')"
 
 
+@NEW_AND_OLD
 async def test_the_starts_of_one_turn_may_come_from_an_execution_itself(starter: EagerStarter):
     inner = Piece(nap, keep=True)
 
@@ -156,7 +164,7 @@ async def test_each_that_waits_has_one_current_task_to_its_end_and_none_is_share
     assert len({piece.task for piece in pieces}) == 3
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["after a wait", "at once"])
+@in_rows("wait", [True, False])
 async def test_its_task_goes_by_its_name_from_the_first_step_on(starter: EagerStarter, wait: bool):
     async def work() -> list[str]:
         names = [asyncio.current_task().get_name()]
@@ -175,6 +183,7 @@ async def test_its_task_goes_by_its_name_from_the_first_step_on(starter: EagerSt
     assert not {task.get_name() for task in asyncio.all_tasks()} & {"p.a", "p.b"}
 
 
+@NEW_AND_OLD
 async def test_context_variables_stay_with_their_execution(starter: EagerStarter):
     async def work(name: str) -> tuple[str, str, str]:
         before = MARK.get()
@@ -244,8 +253,8 @@ async def test_who_waits_for_the_task_or_asked_to_be_called_hears_of_the_end(sta
     assert sorted(heard) == ["called", "waited"]
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["after a wait", "at once"])
-@pytest.mark.parametrize("fail", [True, False], ids=["failed", "returned"])
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("fail", [True, False])
 async def test_nothing_of_an_execution_lives_on_after_it(starter: EagerStarter, wait: bool, fail: bool):
     class Thing:
         pass
@@ -257,24 +266,22 @@ async def test_nothing_of_an_execution_lives_on_after_it(starter: EagerStarter, 
             raise ValueError(thing)
         return thing
 
-    thing = Thing()
-    known = weakref.ref(thing)
-    piece = Piece(work, thing)
-    starter.add(piece)
-    starter.step()
-    await piece.over.wait()
-    await asyncio.sleep(0)
-    gc.collect()
-    gc.disable()
+    gc.disable()  # so that all that comes now is in the youngest generation
     try:
+        thing = Thing()
+        known = weakref.ref(thing)
+        piece = Piece(work, thing)
+        starter.add(piece)
+        starter.step()
+        await piece.over.wait()
+        await asyncio.sleep(0)
         piece.outcome = None
         del piece, thing
-        if not fail:  # an exception and the frames of its traceback refer to each other
-            assert known() is None
+        if fail:  # an exception and the frames of its traceback refer to each other
+            gc.collect(0)
+        assert known() is None
     finally:
         gc.enable()
-    gc.collect()
-    assert known() is None
 
 
 # -- cancellation -----------------------------------------------------------------------------------------------------
@@ -288,6 +295,7 @@ async def test_a_cancelled_wait_ends_with_the_cancellation(starter: EagerStarter
     assert isinstance(outcome, asyncio.CancelledError)
 
 
+@NEW_AND_OLD
 async def test_cancelled_in_the_turn_in_which_it_began_it_hears_of_it_at_its_wait(starter: EagerStarter):
     heard = []
 
@@ -348,7 +356,7 @@ async def test_one_that_cancels_itself_before_its_first_wait_hears_of_it_there(s
     assert seen[0] is seen[1]
 
 
-@pytest.mark.parametrize("take_back", [True, False])
+@in_rows("take_back", [True, False])
 async def test_one_that_cancels_itself_and_ends_without_a_wait_has_its_result_and_harms_nobody(
     starter: EagerStarter, take_back: bool
 ):
@@ -406,7 +414,7 @@ async def test_what_asyncio_refuses_to_wait_for_is_an_error_at_that_wait(starter
     assert "bad yield" in outcome
 
 
-@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+@in_rows("run_loop", [asyncio.run, uvloop.run])
 def test_it_runs_on_each_loop(run_loop: RunLoop, way: type[EagerStarter]):
     async def work() -> str:
         first = asyncio.current_task()
@@ -422,7 +430,7 @@ def test_it_runs_on_each_loop(run_loop: RunLoop, way: type[EagerStarter]):
     assert run_loop(life()) == ["the same task", "slept"]
 
 
-@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+@in_rows("run_loop", [asyncio.run, uvloop.run])
 def test_an_execution_that_still_waits_when_the_loop_ends_is_cancelled(run_loop: RunLoop, way: type[EagerStarter]):
     async def life() -> Piece:
         (piece,) = start(way(asyncio.get_running_loop()), asyncio.Event().wait)

@@ -13,6 +13,7 @@ from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.pool.pool import Outcome, Pool
 
+from ....support.rows import in_rows
 from ....support.worker.harness import running
 
 
@@ -79,12 +80,20 @@ class Unprintable(Exception):
         raise RuntimeError("not even this")
 
 
-@pytest.mark.parametrize(
+@in_rows(
     "error",
-    [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), Unprintable(), BaseException("base"),
-     ExceptionGroup("many", [ValueError("a")]), ValueError("\ud800"), StopAsyncIteration()],
-    ids=lambda error: type(error).__name__,
-)  # fmt: skip
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        StopIteration(),
+        Unprintable(),
+        BaseException("base"),
+        ExceptionGroup("many", [ValueError("a")]),
+        ValueError("\ud800"),
+        StopAsyncIteration(),
+    ],
+)
 async def test_nothing_that_a_task_raises_ends_its_worker(error):
     pool = Pool("p", slots=2)
 
@@ -132,7 +141,7 @@ async def test_a_result_without_a_form_on_the_wire_is_an_error():
 STEPS = 6
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@in_rows("step", range(1, STEPS + 1))
 async def test_a_cancel_at_any_await_stops_the_task_and_runs_its_cleanup(step):
     pool = Pool("p")
     seen: list[str] = []
@@ -293,7 +302,7 @@ def counting(pool: Pool) -> list[str]:
     return seen
 
 
-BOTH = pytest.mark.parametrize("method", ["numbers", "plain_numbers"])
+BOTH = each_row("method", ["numbers", "plain_numbers"])
 
 
 @BOTH
@@ -395,8 +404,8 @@ async def test_an_item_without_a_form_on_the_wire_ends_the_stream(method):
         assert launched.items == [1]
 
 
-@pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize("method", ["eager", "plain_numbers"])
+@in_rows("streams", [True, False])
+@in_rows("method", ["eager", "plain_numbers"])
 async def test_a_long_generator_that_awaits_nothing_lets_others_have_the_loop(method, streams):
     pool = Pool("p")
     counting(pool)

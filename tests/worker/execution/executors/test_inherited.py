@@ -11,6 +11,7 @@ import pytest
 from gangline.schemas.deadline import current_deadline
 from gangline.worker.pool.pool import Pool
 
+from ....support.rows import in_rows
 from ....support.worker.harness import running
 
 
@@ -48,7 +49,7 @@ async def _inherited() -> float | None:
     return current_deadline()
 
 
-@pytest.mark.parametrize("method", list(declared().tasks))
+@in_rows("method", list(declared().tasks))
 async def test_a_task_hands_its_deadline_down_and_leaves_no_trace_of_it(method):
     async with running(declared()) as harness:
         at = asyncio.get_running_loop().time() + 50

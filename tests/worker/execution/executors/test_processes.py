@@ -147,7 +147,7 @@ async def hanging(harness: Harness, tmp_path: Path, **options):
     return launched, child, program
 
 
-async def test_cancelling_kills_the_child_and_what_it_started(pool, new_interpreters, tmp_path):
+async def test_cancelling_kills_the_child_and_what_it_started(pool, tmp_path):
     async with running(pool) as harness:
         launched, child, program = await hanging(harness, tmp_path)
         reason = launched.cancel()

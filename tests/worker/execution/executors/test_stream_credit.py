@@ -11,6 +11,8 @@ import pytest
 from gangline.schemas.errors.base import TaskCancelled
 from gangline.worker.execution.executors.blocking_stream import StreamCredit
 
+from ....support.rows import in_rows
+
 PATIENCE_S = 10
 
 
@@ -107,7 +109,7 @@ async def test_a_waiting_coroutine_can_be_cancelled_and_loses_no_room():
     await room.take_async()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@in_rows("seed", range(5))
 def test_no_item_is_lost_or_taken_twice_between_two_threads(seed):
     rng = random.Random(seed)
     room = StreamCredit(2)

@@ -15,6 +15,7 @@ from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.execution.executors.threads import ThreadExecutor
 from gangline.worker.pool.pool import Outcome, Pool
 
+from ....support.rows import in_rows
 from ....support.worker.harness import running
 from ....waiting import PATIENCE_S
 
@@ -66,8 +67,7 @@ async def test_context_variables_of_the_launch_are_seen_in_the_thread():
         assert variable.get() == "mine"
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), ValueError()],
-                         ids=lambda error: type(error).__name__)  # fmt: skip
+@in_rows("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), ValueError()])
 async def test_nothing_that_a_thread_raises_ends_its_worker(error):
     pool = Pool("p")
 
@@ -222,7 +222,7 @@ def counting(pool: Pool) -> list[str]:
     return seen
 
 
-BOTH = pytest.mark.parametrize("method", ["numbers", "async_numbers"])
+BOTH = each_row("method", ["numbers", "async_numbers"])
 
 
 @BOTH

@@ -257,7 +257,7 @@ class Site:
                 so = check()
                 if so if isinstance(so, bool) else await so:
                     return
-                await asyncio.sleep(min(0.5, max(0.02, 0.1 * (self.loop.time() - began))))
+                await asyncio.sleep(min(0.5, max(0.02, 0.25 * (self.loop.time() - began))))
 
     # -- checks ---------------------------------------------------------------------------------------------------
 

@@ -30,10 +30,8 @@ from gangline.schemas.messages.jobs import WaitReply, WaitRequest
 from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import headers
-from gangline.testing import cluster
-from gangline.worker.pool.pool import Pool
 
-from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
+from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, on_both_buses
 from ...support.durable.site import Site, simulate
 from ...waiting import until
 
@@ -254,24 +252,10 @@ async def test_too_many_jobs_are_watched_in_storage(monkeypatch: pytest.MonkeyPa
     await asyncio.wait(tasks)
 
 
-class Scene:
-    """A whole system in memory whose dispatcher has the queue already."""
-
-    def __init__(self) -> None:
-        self.pool = pool = Pool("images", slots=4)
-
-        @pool.task(idempotent=True)
-        async def echo(value: Any = None, seconds: float = 0.0) -> Any:
-            await asyncio.sleep(seconds)
-            return value
-
-        @pool.task
-        async def fail() -> None:
-            raise ValueError("no")
-
-    async def begin(self, client: Client) -> None:
-        assert await (await client.submit("images.echo", 0)).result() == 0
-        await asyncio.sleep(2)
+async def settled(client: Client) -> None:
+    """Wait until the dispatcher has the queue."""
+    assert await (await client.submit("images.echo", 0)).result() == 0
+    await asyncio.sleep(2)
 
 
 @pytest.fixture
@@ -292,19 +276,18 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_whoever_waits_is_told_without_a_watch_or_a_look(
     watches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene()
-    async with cluster(scene.pool, dispatcher=True) as client:
-        await scene.begin(client)
+    async with ImagesSystem(slots=4).cluster() as client:
+        await settled(client)
         watches.clear()
         looked = no_looks(monkeypatch)
         jobs = [await client.submit("images.echo", number) for number in range(50)]
         assert await asyncio.gather(*(job.result() for job in jobs)) == list(range(50))
-        slow = await client.submit("images.echo", "slow", 30)
+        slow = await client.submit("images.nap", 30, "slow")
         assert await slow.result() == "slow"
         failed = await client.submit("images.fail")
         with pytest.raises(JobDead):
             await failed.result()
-        cancelled = await client.submit("images.echo", 1, 60)
+        cancelled = await client.submit("images.nap", 60, 1)
         waiting = asyncio.ensure_future(cancelled.result())
         await asyncio.sleep(1)
         assert await cancelled.cancel()
@@ -314,10 +297,9 @@ async def test_whoever_waits_is_told_without_a_watch_or_a_look(
 
 
 async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
-    made = cluster(scene.pool, dispatcher=True)
+    made = ImagesSystem(slots=4).cluster()
     async with made as client:
-        await scene.begin(client)
+        await settled(client)
         told: list[tuple[str, bool]] = []
         original = result_waits._EndpointWaits._settle
 
@@ -334,9 +316,8 @@ async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.Monke
 
 
 async def test_a_large_result_is_fetched_and_one_that_has_ended_before_is_found() -> None:
-    scene = Scene()
-    async with cluster(scene.pool, dispatcher=True) as client:
-        await scene.begin(client)
+    async with ImagesSystem(slots=4).cluster() as client:
+        await settled(client)
         for size in (20_000, 700_000):
             assert await (await client.submit("images.echo", "x" * size)).result() == "x" * size
         job = await client.submit("images.echo", "old")
@@ -379,10 +360,9 @@ def test_results_come_through_when_the_dispatcher_dies_or_hands_over() -> None:
 
 
 async def test_bad_requests_are_answered_with_what_is_wrong() -> None:
-    scene = Scene()
-    made = cluster(scene.pool, dispatcher=True)
+    made = ImagesSystem(slots=4).cluster()
     async with made as client:
-        await scene.begin(client)
+        await settled(client)
         bus = made.hub.connect("another")
         subject = made.names.queue("images", QueueOperation.WAIT)
         for body, code, text in (

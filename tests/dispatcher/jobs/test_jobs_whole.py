@@ -125,25 +125,20 @@ async def test_a_dead_job_that_is_replayed_has_all_its_attempts_again() -> None:
             await client.replay(job.id)
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "reason", "cause"),
-    [
-        ("images.nothing", [], "unknown_method", UnknownMethod),
-        ("images.echo", [1, 2, 3], "invalid_arguments", InvalidArguments),
-    ],
-)
-async def test_what_cannot_succeed_is_dead_at_once(
-    target: str, arguments: list[Any], reason: str, cause: type[Exception]
-) -> None:
+async def test_what_cannot_succeed_is_dead_at_once() -> None:
     system = ImagesSystem()
     async with system.cluster() as client:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        job = await client.submit(target, *arguments)
-        with pytest.raises(JobDead) as caught:
-            await job.result()
-        assert caught.value.reason == reason and isinstance(caught.value.__cause__, cause)
-        assert loop.time() - began < 5 and system.ran == []
+        for target, arguments, reason, cause in (
+            ("images.nothing", [], "unknown_method", UnknownMethod),
+            ("images.echo", [1, 2, 3], "invalid_arguments", InvalidArguments),
+        ):
+            began = loop.time()
+            job = await client.submit(target, *arguments)
+            with pytest.raises(JobDead) as caught:
+                await job.result()
+            assert caught.value.reason == reason and isinstance(caught.value.__cause__, cause)
+            assert loop.time() - began < 5 and system.ran == []
 
 
 async def test_a_running_job_is_cancelled_where_it_runs_and_a_waiting_one_never_starts() -> None:
@@ -211,7 +206,7 @@ async def test_a_cron_runs_until_it_is_cancelled() -> None:
         assert await every.cancel()
         count = len(system.ran)
         assert 3 <= count <= 4
-        await asyncio.sleep(30)
+        await asyncio.sleep(15)
         assert len(system.ran) == count
         with pytest.raises(UnknownJob):
             await every.status()
@@ -276,7 +271,7 @@ async def test_a_result_that_is_not_to_be_kept_is_not() -> None:
 async def test_queues_tell_what_waits_and_runs() -> None:
     system = ImagesSystem(slots=1)
     async with system.cluster() as client:
-        jobs = await client.submit_many("images.nap", [{"seconds": 20.0, "value": n} for n in range(3)])
+        jobs = await client.submit_many("images.nap", [{"seconds": 5.0, "value": n} for n in range(3)])
         await until(lambda: bool(system.ran))
         await asyncio.sleep(2)
         [queue] = await client.queues()

@@ -31,7 +31,7 @@ from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import headers
 
-from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, on_both_buses
+from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, in_memory, on_both_buses
 from ...support.durable.site import Site, simulate
 from ...waiting import until
 
@@ -98,7 +98,7 @@ async def test_jobs_of_one_turn_are_asked_for_together_and_need_no_look_up(
     assert asked.sequences == tuple(range(1, 129)) and asked.client.startswith("~")
 
 
-@on_both_buses
+@in_memory
 async def test_those_without_a_result_are_asked_for_again(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     dispatcher.answer = lambda request: WaitReply(results=(result(request.jobs[-1], len(request.jobs)),))
@@ -109,7 +109,7 @@ async def test_those_without_a_result_are_asked_for_again(rig: JobsRig) -> None:
     ]
 
 
-@on_both_buses
+@in_memory
 async def test_whatever_the_dispatcher_answers_the_result_is_found(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     answers: list[WaitReply | GanglineError | bytes] = [
@@ -133,7 +133,7 @@ async def test_whatever_the_dispatcher_answers_the_result_is_found(rig: JobsRig)
         del dispatcher.requests[count:]
 
 
-@on_both_buses
+@in_memory
 async def test_what_the_dispatcher_does_not_tell_is_looked_up(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     dispatcher.answer = lambda request: WaitReply(look_up=request.jobs)
@@ -146,7 +146,7 @@ async def test_what_the_dispatcher_does_not_tell_is_looked_up(rig: JobsRig) -> N
     assert await waiting == 2
 
 
-@on_both_buses
+@in_memory
 async def test_results_of_jobs_that_were_not_asked_for_are_ignored(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     dispatcher.answer = lambda request: WaitReply(results=(result("images.another", "not mine"),))
@@ -157,7 +157,7 @@ async def test_results_of_jobs_that_were_not_asked_for_are_ignored(rig: JobsRig)
     assert await waiting == "mine"
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_nobody_waits_for_any_more_is_not_asked_for_again(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     jobs = [await rig.client.submit("images.echo") for _ in range(2)]
@@ -173,7 +173,7 @@ async def test_a_job_that_nobody_waits_for_any_more_is_not_asked_for_again(rig: 
     assert await waits[1] == "stored", "its dispatcher never answered, so it was looked up"
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_is_found_by_its_id_is_looked_up_and_then_waited_for(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,15 @@ Body = Callable[..., Awaitable[None]]
 
 def on_both_buses(body: Body) -> Callable[..., Any]:
     """Run a test on an in-memory server (on virtual time), and on a real one."""
+    return _on(body, "memory", pytest.param("server", marks=pytest.mark.server))
+
+
+def in_memory(body: Body) -> Callable[..., Any]:
+    """Run a test on an in-memory server: it asks nothing of the server that other tests do not ask of a real one."""
+    return _on(body, "memory")
+
+
+def _on(body: Body, *kinds: Any) -> Callable[..., Any]:
 
     async def run(kind: str, request: pytest.FixtureRequest) -> None:
         names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Environment()
@@ -213,7 +222,7 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
         finally:
             await its.close()
 
-    @pytest.mark.parametrize("kind", ["memory", pytest.param("server", marks=pytest.mark.server)])
+    @pytest.mark.parametrize("kind", kinds)
     @functools.wraps(body, assigned=("__name__", "__doc__", "__module__", "__qualname__"))
     async def test(kind: str, request: pytest.FixtureRequest) -> None:
         await run(kind, request)
@@ -299,5 +308,5 @@ class ImagesSystem:
 
     def cluster(self, **options: Any) -> Cluster:
         """See `virtual_cluster`."""
-        settings = DispatcherSettings(backoff_s=0.5)
+        settings = DispatcherSettings(backoff_s=0.5, look_s=1.0)
         return virtual_cluster(self.pool, **{"dispatcher_settings": settings, **options})

@@ -25,8 +25,7 @@ def _loses(patch: pytest.MonkeyPatch, lost: int) -> list[Any]:
     return came
 
 
-@pytest.mark.parametrize("method", ["square", "fail"])
-@pytest.mark.parametrize("later_s", [0.0, 30.0])
+@pytest.mark.parametrize(("method", "later_s"), [("square", 0.0), ("square", 30.0), ("fail", 0.0)])
 def test_a_drain_does_not_wait_out_its_grace_for_an_acknowledgement_that_got_lost(
     monkeypatch: pytest.MonkeyPatch, method: str, later_s: float
 ) -> None:

@@ -164,7 +164,7 @@ async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangR
         assert caught.value.reason == "crashed"
 
 
-@pytest.mark.parametrize("route", ["rank0", "all"])
+@pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
 @on_gang_rig()
 async def test_a_task_whose_member_is_killed_is_tried_again(rig: GangRig, route: str) -> None:
     await small_workers(rig, 3)
@@ -277,7 +277,7 @@ async def test_submitted_tasks_and_calls_share_the_gangs_of_a_set(rig: GangRig) 
                 await job.result(timeout_s=WITHIN_S)
 
 
-@pytest.mark.parametrize("route", ["rank0", "all"])
+@pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
 @on_gang_rig()
 async def test_a_roll_costs_short_tasks_no_try(rig: GangRig, route: str) -> None:
     await small_workers(rig, 2, slots=2)

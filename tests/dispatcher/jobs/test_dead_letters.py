@@ -15,10 +15,10 @@ from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobProgress, JobState
 from gangline.schemas.wire import codec, headers
 
-from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
+from ...support.dispatcher.jobs_rig import JobsRig, in_memory, on_both_buses
 
 
-@on_both_buses
+@in_memory
 async def test_a_dead_letter_says_all_that_is_known(rig: JobsRig) -> None:
     assert await rig.client.dead_letters() == []
     await rig.bury("j1", body=b'{"path": "a.png"}', **{headers.TRACEPARENT: "00-trace"})
@@ -88,7 +88,7 @@ async def test_a_replayed_letter_is_the_same_job_again(rig: JobsRig) -> None:
     assert await job.result() == "at last"
 
 
-@on_both_buses
+@in_memory
 async def test_who_knows_a_job_from_before_its_replay_finds_it_in_the_queue(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo", value=1)
     [task] = await rig.stored()
@@ -110,7 +110,7 @@ async def test_a_letter_is_replayed_once_by_two_at_a_time(rig: JobsRig) -> None:
     assert await rig.client.dead_letters() == []
 
 
-@on_both_buses
+@in_memory
 async def test_a_letter_is_not_replayed_while_an_owner_that_does_not_answer_may_store_its_end(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ async def test_a_letter_is_not_replayed_while_an_owner_that_does_not_answer_may_
     assert [each.sequence for each in await rig.stored()] == [task.sequence + 1]
 
 
-@on_both_buses
+@in_memory
 async def test_a_task_published_by_hand_keeps_its_number_as_its_id(rig: JobsRig) -> None:
     await rig.bury("42")
     job = await rig.client.replay("42")
@@ -144,7 +144,7 @@ async def test_a_task_published_by_hand_keeps_its_number_as_its_id(rig: JobsRig)
     assert job.id == "42" and (task.headers or {})[headers.JOB] == "42"
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_ended_well_since_is_not_replayed(rig: JobsRig) -> None:
     await rig.bury("j1")
     await rig.end("j1", state=JobState.DONE)
@@ -153,7 +153,7 @@ async def test_a_job_that_ended_well_since_is_not_replayed(rig: JobsRig) -> None
     assert await rig.stored() == [] and len(await rig.client.dead_letters()) == 1
 
 
-@on_both_buses
+@in_memory
 async def test_who_replays_a_letter_too_late_leaves_the_later_death_alone(rig: JobsRig) -> None:
     """Another one has replayed it, and the task is dead again."""
     await rig.bury("j1")
@@ -165,7 +165,7 @@ async def test_who_replays_a_letter_too_late_leaves_the_later_death_alone(rig: J
     assert (info.state, info.attempts) == (JobState.DEAD, 6)
 
 
-@on_both_buses
+@in_memory
 async def test_a_later_death_is_another_one_also_if_no_attempt_began(rig: JobsRig) -> None:
     """It expired each time."""
     await rig.bury("j1", **{headers.MESSAGE_ID: f"{BURIED}-99-1000", headers.ATTEMPTS: "0"})
@@ -179,7 +179,7 @@ async def test_a_later_death_is_another_one_also_if_no_attempt_began(rig: JobsRi
     assert len(await rig.stored()) == 1
 
 
-@on_both_buses
+@in_memory
 async def test_a_letter_from_nowhere_cannot_be_replayed(rig: JobsRig) -> None:
     await rig.bury("j1", **{headers.SUBJECT: "elsewhere.task"})
     with pytest.raises(InvalidRequest, match="is not a task subject"):

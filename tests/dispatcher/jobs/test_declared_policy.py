@@ -10,17 +10,18 @@ import pytest
 
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
-from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import JobDead, TaskFailed, UnknownJob
 from gangline.schemas.messages.jobs import JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord
-from gangline.testing.in_memory import Cluster, cluster
+from gangline.testing.in_memory import Cluster
 from gangline.worker.context.task_context import current_task
 from gangline.worker.pool.pool import Pool
 
+from ...support.dispatcher.jobs_rig import virtual_cluster
 
-class Scene:
-    """A pool whose tasks note what happens to them."""
+
+class DeclaredTask:
+    """A pool with a task that declares what the test says, and notes its starts."""
 
     def __init__(self, slots: int = 8) -> None:
         self.pool = Pool("p", slots=slots)
@@ -45,10 +46,8 @@ class Scene:
             return current_task().attempt
 
     def cluster(self, **more: Any) -> Cluster:
-        loop = asyncio.get_running_loop()
-        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
         settings = DispatcherSettings(backoff_s=5.0)
-        return cluster(self.pool, dispatcher=True, dispatcher_settings=settings, ambient=ambient, **more)
+        return virtual_cluster(self.pool, dispatcher_settings=settings, **more)
 
 
 async def died(client: Client, what: str, **options: Any) -> JobDead:
@@ -59,36 +58,36 @@ async def died(client: Client, what: str, **options: Any) -> JobDead:
 
 
 async def test_a_task_says_how_often_it_may_be_tried_and_submission_and_route_go_before_it() -> None:
-    scene = Scene()
-    scene.declare(max_attempts=3, backoff_s=0.1)
-    async with scene.cluster() as client:
+    declared = DeclaredTask()
+    declared.declare(max_attempts=3, backoff_s=0.1)
+    async with declared.cluster() as client:
         for options, times in (({}, 3), ({"max_attempts": 2}, 2), ({"idempotent": True}, 3)):
-            scene.starts.clear()
+            declared.starts.clear()
             assert (await died(client, "raise ValueError", **options)).reason == "failed"
-            assert len(scene.starts) == times, options
-            assert scene.starts[-1][0] - scene.starts[0][0] < 1.0, "it declares a short backoff"
+            assert len(declared.starts) == times, options
+            assert declared.starts[-1][0] - declared.starts[0][0] < 1.0, "it declares a short backoff"
         await client.set_route("p", RouteRecord(queue=QueueRules(max_attempts=4)))
-        scene.starts.clear()
+        declared.starts.clear()
         await died(client, "raise ValueError")
-        assert len(scene.starts) == 4
+        assert len(declared.starts) == 4
 
 
 async def test_a_task_says_after_which_exceptions_it_may_be_tried_again() -> None:
-    scene = Scene()
-    scene.declare(max_attempts=3, backoff_s=0.1, retry_on=OSError, no_retry_on="PermissionError")
-    async with scene.cluster() as client:
+    declared = DeclaredTask()
+    declared.declare(max_attempts=3, backoff_s=0.1, retry_on=OSError, no_retry_on="PermissionError")
+    async with declared.cluster() as client:
         for kind, times in (("ConnectionResetError", 3), ("PermissionError", 1), ("ValueError", 1)):
-            scene.starts.clear()
+            declared.starts.clear()
             error = await died(client, f"raise {kind}")
-            assert len(scene.starts) == times, kind
+            assert len(declared.starts) == times, kind
             assert isinstance(error.__cause__, TaskFailed)
             assert error.__cause__.retryable is (times > 1)
 
 
 async def test_the_time_limit_of_a_task_holds_unless_the_submission_or_the_route_has_another() -> None:
-    scene = Scene()
-    scene.declare(timeout_s=2.0)
-    async with scene.cluster() as client:
+    declared = DeclaredTask()
+    declared.declare(timeout_s=2.0)
+    async with declared.cluster() as client:
         job = await client.options(timeout_s=10.0).submit("p.work", "slow", 5.0)
         assert await job.result() == 1, "longer than the task declares"
         short = await client.options(timeout_s=1.0).submit("p.work", "slow", 1.5)
@@ -103,14 +102,14 @@ async def test_the_time_limit_of_a_task_holds_unless_the_submission_or_the_route
 
 
 async def test_at_most_so_many_of_a_task_run_at_once_and_others_pass_it() -> None:
-    scene = Scene(slots=4)
-    scene.declare(max_running=2)
+    declared = DeclaredTask(slots=4)
+    declared.declare(max_running=2)
 
-    @scene.pool.task
+    @declared.pool.task
     async def other() -> float:
         return asyncio.get_running_loop().time()
 
-    async with scene.cluster(workers=2) as client:
+    async with declared.cluster(workers=2) as client:
         began = asyncio.get_running_loop().time()
         jobs = await client.submit_many("p.work", [{"what": number} for number in range(8)])
         passing = await client.submit("p.other")
@@ -121,47 +120,47 @@ async def test_at_most_so_many_of_a_task_run_at_once_and_others_pass_it() -> Non
         ]
         assert len(why.obstacles[0].jobs) == 2
         await asyncio.gather(*(job.result() for job in jobs))
-        assert scene.most == 2
-        assert sorted(what for _, what in scene.starts) == list(range(8))
+        assert declared.most == 2
+        assert sorted(what for _, what in declared.starts) == list(range(8))
 
 
 async def test_at_most_so_many_of_a_key_run_at_once() -> None:
-    scene = Scene()
-    scene.declare(per_key=1)
-    async with scene.cluster() as client:
+    declared = DeclaredTask()
+    declared.declare(per_key=1)
+    async with declared.cluster() as client:
         jobs = [await client.options(key=key).submit("p.work", key) for key in "aabb"]
         jobs.append(await client.submit("p.work", "no key"))
         await asyncio.gather(*(job.result() for job in jobs))
-    first = [what for at, what in scene.starts if at - scene.starts[0][0] < 0.5]
+    first = [what for at, what in declared.starts if at - declared.starts[0][0] < 0.5]
     assert sorted(first) == ["a", "b", "no key"]
 
 
 async def test_starts_of_a_task_keep_its_rate_also_over_a_takeover() -> None:
-    scene = Scene()
-    scene.declare(rate_per_s=2.0)
-    running = scene.cluster()
+    declared = DeclaredTask()
+    declared.declare(rate_per_s=2.0)
+    running = declared.cluster()
     async with running as client:
         jobs = await client.submit_many("p.work", [{"what": number, "seconds": 0.0} for number in range(6)])
         await jobs[2].result()
         await running.add_dispatcher()
         await running.dispatchers[0].stop()
         await asyncio.gather(*(job.result() for job in jobs))
-    times = [at for at, _ in scene.starts]
+    times = [at for at, _ in declared.starts]
     assert all(later - earlier >= 0.5 - 1e-6 for earlier, later in zip(times, times[1:], strict=False)), times
 
 
 async def test_the_declared_priority_counts_where_the_submission_has_none() -> None:
-    scene = Scene(slots=1)
-    scene.declare(priority=2)
+    declared = DeclaredTask(slots=1)
+    declared.declare(priority=2)
 
-    @scene.pool.task
+    @declared.pool.task
     async def plain(what: str) -> None:
-        scene.starts.append((0.0, what))
+        declared.starts.append((0.0, what))
 
-    async with scene.cluster() as client:
+    async with declared.cluster() as client:
         await client.submit("p.work", "blocker")
         await asyncio.sleep(0.5)
-        assert scene.running == 1
+        assert declared.running == 1
         jobs = [
             await client.submit("p.plain", "plain"),
             await client.options(priority=0).submit("p.work", "low", 0.0),
@@ -169,13 +168,13 @@ async def test_the_declared_priority_counts_where_the_submission_has_none() -> N
         ]
         assert [(await job.status()).priority for job in jobs] == [0, 0, 2]
         await asyncio.gather(*(job.result() for job in jobs))
-    assert [what for _, what in scene.starts] == ["blocker", "declared", "plain", "low"]
+    assert [what for _, what in declared.starts] == ["blocker", "declared", "plain", "low"]
 
 
 async def test_a_task_says_how_long_its_results_are_kept() -> None:
-    scene = Scene()
-    scene.declare(result_ttl_s=5.0)
-    async with scene.cluster() as client:
+    declared = DeclaredTask()
+    declared.declare(result_ttl_s=5.0)
+    async with declared.cluster() as client:
         job = await client.submit("p.work", "x", 0.0)
         assert await job.result() == 1
         again = client.job(job.id)

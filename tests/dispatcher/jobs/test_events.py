@@ -19,7 +19,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobEvent, JobItem, JobProgress, JobState
 from gangline.schemas.wire import codec
 
-from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, on_both_buses
+from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, in_memory, on_both_buses
 
 
 async def collect(source: AsyncIterable[Any]) -> list[Any]:
@@ -52,7 +52,7 @@ async def test_events_are_read_from_the_first_and_end_with_the_job(rig: JobsRig)
     ]
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_without_events_still_has_progress_and_an_end(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     await rig.tell(JobProgress(job=job.id, attempt=1, number=1, at=2.0, value=1))
@@ -62,7 +62,7 @@ async def test_a_job_without_events_still_has_progress_and_an_end(rig: JobsRig) 
     assert (end.state, end.reason, end.attempt, end.worker) == (JobState.DEAD, "expired", 2, "images.w1")
 
 
-@on_both_buses
+@in_memory
 async def test_what_cannot_be_read_is_left_out(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     await (await rig.streams.jobs()).publish(rig.names.job(job.id, "state"), b"nonsense")
@@ -80,13 +80,13 @@ async def test_leaving_early_leaves_nothing_behind(rig: JobsRig) -> None:
     await events.aclose()
 
 
-@on_both_buses
+@in_memory
 async def test_events_of_a_job_that_nobody_knows_end_with_that(rig: JobsRig) -> None:
     with pytest.raises(UnknownJob):
         await collect(rig.client.job("nothing").events())
 
 
-@on_both_buses
+@in_memory
 async def test_a_result_that_is_not_kept_still_has_events_that_were_asked_for(rig: JobsRig) -> None:
     job = await rig.client.options(result_ttl_s=0, events=True).submit("images.echo")
     await rig.tell(JobEvent(job=job.id, state=JobState.DONE, attempt=1, at=3.0))
@@ -110,7 +110,7 @@ async def test_items_come_in_order_early_and_late(rig: JobsRig) -> None:
     assert await early == list("abcd") == await collect(rig.client.job(job.id).items())
 
 
-@on_both_buses
+@in_memory
 async def test_items_that_are_bytes_come_as_bytes(rig: JobsRig) -> None:
     job = await rig.client.submit("images.frames", b"")
     packed = base64.urlsafe_b64encode(codec.pack(b"\xff")).decode()
@@ -119,7 +119,7 @@ async def test_items_that_are_bytes_come_as_bytes(rig: JobsRig) -> None:
     assert await collect(job.items()) == [b"\xff"]
 
 
-@on_both_buses
+@in_memory
 async def test_an_attempt_that_starts_over_is_told_to_who_has_read_of_the_first(rig: JobsRig) -> None:
     job = await rig.client.submit("images.frames")
     items = job.items()
@@ -133,7 +133,7 @@ async def test_an_attempt_that_starts_over_is_told_to_who_has_read_of_the_first(
     assert await collect(job.items()) == list("ABC")
 
 
-@on_both_buses
+@in_memory
 async def test_items_that_each_attempt_yields_alike_are_given_once(rig: JobsRig) -> None:
     job = await rig.client.submit("images.frames")
     items = job.items(skip=True)
@@ -144,7 +144,7 @@ async def test_items_that_each_attempt_yields_alike_are_given_once(rig: JobsRig)
     assert read + await collect(items) == list("abcd")
 
 
-@on_both_buses
+@in_memory
 async def test_an_item_that_others_have_overtaken_is_waited_for(rig: JobsRig) -> None:
     job = await rig.client.submit("images.frames")
     items = asyncio.ensure_future(collect(job.items()))
@@ -233,7 +233,7 @@ async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(monkeypat
     await its.close()
 
 
-@on_both_buses
+@in_memory
 async def test_an_item_that_is_missing_is_told(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_feed, "GAP_S", 0.2)
     job = await rig.client.submit("images.frames")
@@ -247,7 +247,7 @@ async def test_an_item_that_is_missing_is_told(rig: JobsRig, monkeypatch: pytest
         await collect(other.items())
 
 
-@on_both_buses
+@in_memory
 async def test_after_its_items_a_job_says_how_it_ended(rig: JobsRig) -> None:
     dead = await rig.client.submit("images.frames")
     await tell_items(rig, dead.id, "ab")

@@ -35,7 +35,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobFailure, JobState
 from gangline.schemas.wire import codec
 
-from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, failing, on_both_buses
+from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, failing, in_memory, on_both_buses
 from ...waiting import PATIENCE_S, until
 
 FAILURE = JobFailure(code="task_failed", message="no such file", details={"type": "OSError", "traceback": "Traceback"})
@@ -72,7 +72,7 @@ async def test_a_result_comes_to_who_waits(rig: JobsRig) -> None:
     assert rig.hub is None or loop.time() - ended < 1
 
 
-@on_both_buses
+@in_memory
 async def test_a_refused_second_result_is_not_believed(rig: JobsRig) -> None:
     """Whoever watches sees a write before the server has refused it."""
     from gangline.bus.port.bus import Conflict
@@ -85,7 +85,7 @@ async def test_a_refused_second_result_is_not_believed(rig: JobsRig) -> None:
     assert await wait == "first" == await job.result()
 
 
-@on_both_buses
+@in_memory
 async def test_bytes_come_back_as_bytes(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo", b"\xfb\xff")
     packed = codec.pack({"data": b"\xfb\xff\xfe"})
@@ -109,7 +109,7 @@ async def test_a_large_result_comes_from_the_object_store(rig: JobsRig) -> None:
         await job.result()
 
 
-@on_both_buses
+@in_memory
 async def test_a_dead_job_says_why_with_the_last_error_as_its_cause(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     await rig.end(job.id, state=JobState.DEAD, reason=DeadReason.FAILED, error=FAILURE, attempts=5)
@@ -123,7 +123,7 @@ async def test_a_dead_job_says_why_with_the_last_error_as_its_cause(rig: JobsRig
     assert (info.state, info.reason, info.attempts, info.error) == (JobState.DEAD, "failed", 5, FAILURE)
 
 
-@on_both_buses
+@in_memory
 async def test_a_cancelled_job_says_so(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     await rig.end(job.id, state=JobState.CANCELLED, attempts=0)
@@ -132,7 +132,7 @@ async def test_a_cancelled_job_says_so(rig: JobsRig) -> None:
     assert not await job.cancel()
 
 
-@on_both_buses
+@in_memory
 async def test_waiting_ends_at_its_time_and_leaves_the_job_alone(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     with pytest.raises(DeadlineExceeded, match=r"did not end within 0.2 s; it continues"):
@@ -140,7 +140,7 @@ async def test_waiting_ends_at_its_time_and_leaves_the_job_alone(rig: JobsRig) -
     assert (await job.status()).state is JobState.QUEUED
 
 
-@on_both_buses
+@in_memory
 async def test_a_limit_too_short_to_wait_still_finds_a_job_that_has_ended(rig: JobsRig) -> None:
     for limit_s in (0, -1, 1e-6):
         job = await rig.client.submit("images.echo")
@@ -153,7 +153,7 @@ async def test_a_limit_too_short_to_wait_still_finds_a_job_that_has_ended(rig: J
             await rig.client.job("images.nosuch").result(limit_s)
 
 
-@on_both_buses
+@in_memory
 async def test_a_result_that_is_not_kept_is_not_waited_for(rig: JobsRig) -> None:
     job = await rig.client.options(result_ttl_s=0).submit("images.echo")
     with pytest.raises(ResultNotKept):
@@ -174,7 +174,7 @@ async def test_a_job_that_nobody_knows_is_told_at_once(rig: JobsRig) -> None:
         rig.client.job("no.such.thing")
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_vanished_is_given_up_after_a_while(rig: JobsRig) -> None:
     """Its result was too short-lived to be seen: waiting for ever would help nobody."""
     if rig.hub is None:
@@ -224,7 +224,7 @@ async def collect(source: AsyncIterable[Any]) -> list[Any]:
 # -- status -------------------------------------------------------------------------------------------------------
 
 
-@on_both_buses
+@in_memory
 async def test_status_is_what_the_dispatcher_says(rig: JobsRig) -> None:
     dispatcher = await rig.take_queue()
     job = await rig.client.submit("images.echo")
@@ -235,7 +235,7 @@ async def test_status_is_what_the_dispatcher_says(rig: JobsRig) -> None:
     assert (await job.why()).position == 3
 
 
-@on_both_buses
+@in_memory
 async def test_a_queue_that_changes_hands_is_not_called_nobodys(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     with pytest.MonkeyPatch.context() as patch:
@@ -249,7 +249,7 @@ async def test_a_queue_that_changes_hands_is_not_called_nobodys(rig: JobsRig) ->
         assert "is changing hands" in (await job.why()).obstacles[0].text
 
 
-@on_both_buses
+@in_memory
 async def test_without_a_dispatcher_a_stored_task_is_found_and_the_lack_is_told(rig: JobsRig) -> None:
     for _ in range(5):
         job = await rig.client.submit("images.echo")
@@ -262,7 +262,7 @@ async def test_without_a_dispatcher_a_stored_task_is_found_and_the_lack_is_told(
     assert obstacle.kind == "position" and "gangline dispatcher" in obstacle.text
 
 
-@on_both_buses
+@in_memory
 async def test_a_task_that_the_dispatcher_has_not_seen_yet_is_queued(rig: JobsRig) -> None:
     await rig.take_queue()
     job = await rig.client.submit("images.echo")
@@ -297,7 +297,7 @@ async def test_a_job_is_found_wherever_it_stands_in_the_stream(rig: JobsRig) -> 
     assert caught.value.details["certain"]
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_may_stand_further_down_is_waited_for(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_stored, "SCANNED", 10)
     jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(100)])
@@ -310,7 +310,7 @@ async def test_a_job_that_may_stand_further_down_is_waited_for(rig: JobsRig, mon
     assert await wait == 99
 
 
-@on_both_buses
+@in_memory
 async def test_a_search_that_loses_the_server_says_that(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await rig.client.submit("images.echo")
     stream = await rig.client._queries.streams.tasks()
@@ -322,7 +322,7 @@ async def test_a_search_that_loses_the_server_says_that(rig: JobsRig, monkeypatc
 # -- cancelling ---------------------------------------------------------------------------------------------------
 
 
-@on_both_buses
+@in_memory
 async def test_the_dispatcher_cancels_what_it_has(rig: JobsRig) -> None:
     dispatcher = await rig.take_queue()
     job = await rig.client.submit("images.echo")
@@ -331,7 +331,7 @@ async def test_the_dispatcher_cancels_what_it_has(rig: JobsRig) -> None:
     assert dispatcher.cancelled == [job.id]
 
 
-@on_both_buses
+@in_memory
 async def test_a_question_that_dies_with_a_dispatcher_is_asked_again_of_the_next(rig: JobsRig) -> None:
     dispatcher = await rig.take_queue()
     job = await rig.client.submit("images.echo")
@@ -414,7 +414,7 @@ async def test_a_delayed_task_on_its_way_to_its_queue_is_cancelled_for_the_dispa
 # -- queues -------------------------------------------------------------------------------------------------------
 
 
-@on_both_buses
+@in_memory
 async def test_queues_are_shown_with_and_without_a_dispatcher(rig: JobsRig) -> None:
     await rig.take_queue("images")
     await rig.client.submit("images.echo")
@@ -427,7 +427,7 @@ async def test_queues_are_shown_with_and_without_a_dispatcher(rig: JobsRig) -> N
     assert (images.unanswered, sounds.unanswered) == ("", "")
 
 
-@on_both_buses
+@in_memory
 async def test_a_queue_whose_dispatcher_does_not_answer_is_not_called_nobodys(rig: JobsRig) -> None:
     (await rig.take_queue("images")).deaf = 100
     await rig.client.submit("images.echo")

@@ -127,15 +127,14 @@ def test_a_cron_that_is_declared_anew_replaces_the_first_unless_it_is_the_same()
     assert ids[0] == ids[1] and len(set(ids)) == 3
 
 
-@pytest.mark.parametrize("target", ["", "images", "images.a.b", "im ages.x", "images.*"])
-def test_a_target_that_is_none_is_refused(target: str) -> None:
-    with pytest.raises(InvalidName):
-        message(target)
+def test_a_target_that_is_none_is_refused() -> None:
+    for target in ("", "images", "images.a.b", "im ages.x", "images.*"):
+        with pytest.raises(InvalidName):
+            message(target)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_options_that_a_task_cannot_have_are_refused() -> None:
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"ordered": True}, "ordered needs a key"),
         ({"labels": {"gpu": "yes"}}, "labels are for calls"),
         ({"max_attempts": 10_001}, "at most 10000"),
@@ -143,16 +142,14 @@ def test_a_target_that_is_none_is_refused(target: str) -> None:
         ({"key": "a\nGangline-Priority: 9"}, "control characters"),
         ({"key": " a"}, "blanks at its ends"),
         ({"model": ""}, "1 to 1024 characters"),
-    ],
-)
-def test_options_that_a_task_cannot_have_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidSettings, match=text):
-        message(**options)
+    )
+    for options, text in refused:
+        with pytest.raises(InvalidSettings, match=text):
+            message(**options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_an_option_out_of_its_bounds_is_refused_at_once() -> None:
+    refused: tuple[dict[str, Any], ...] = (
         {"priority": 1_000_001},
         {"priority": True},
         {"priority": 1.5},
@@ -166,11 +163,10 @@ def test_options_that_a_task_cannot_have_are_refused(options: dict[str, Any], te
         {"at": datetime(2030, 1, 1)},  # noqa: DTZ001
         {"at": 5},
         {"delay_s": 1, "cron": "@daily"},
-    ],
-)
-def test_an_option_out_of_its_bounds_is_refused_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSettings, match=next(iter(options))):
-        SubmitOptions(**options)
+    )
+    for options in refused:
+        with pytest.raises(InvalidSettings, match=next(iter(options))):
+            SubmitOptions(**options)
 
 
 def test_options_add_up_and_a_time_replaces_another() -> None:
@@ -193,31 +189,20 @@ class Point:
     x: float
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"a",
-        bytearray(b"a"),
-        memoryview(b"a"),
-        [1, {"a": (b"",)}],
-        {1: 2},
-        float("nan"),
-        Model(value=b"a"),
-        {b""},
-        Point(float("inf")),
-    ],
-)
-def test_what_json_would_lose_travels_as_msgpack(value: Any) -> None:
-    assert loses_in_json(value)
-    data, fmt = write_arguments([value], {})
-    assert fmt is Format.MSGPACK
-    assert isinstance(codec.decode(data, fmt), list)
+def test_what_json_would_lose_travels_as_msgpack() -> None:
+    nested = [1, {"a": (b"",)}]
+    many = (b"a", bytearray(b"a"), memoryview(b"a"), nested, {1: 2}, float("nan"), {b""})
+    for value in (*many, Model(value=b"a"), Point(float("inf"))):
+        assert loses_in_json(value), value
+        data, fmt = write_arguments([value], {})
+        assert fmt is Format.MSGPACK, value
+        assert isinstance(codec.decode(data, fmt), list), value
 
 
-@pytest.mark.parametrize("value", [1, "a", None, 1.5, [1, [2]], {"a": {"b": True}}, datetime.now(UTC), Point(1.0)])
-def test_all_else_travels_as_json(value: Any) -> None:
-    assert not loses_in_json(value)
-    assert write_arguments((), {"value": value})[1] is Format.JSON
+def test_all_else_travels_as_json() -> None:
+    for value in (1, "a", None, 1.5, [1, [2]], {"a": {"b": True}}, datetime.now(UTC), Point(1.0)):
+        assert not loses_in_json(value), value
+        assert write_arguments((), {"value": value})[1] is Format.JSON, value
 
 
 def test_arguments_are_an_object_an_array_or_nothing() -> None:

@@ -30,10 +30,8 @@ from gangline.schemas.messages.jobs import WaitReply, WaitRequest
 from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import headers
-from gangline.testing import cluster
-from gangline.worker.pool.pool import Pool
 
-from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
+from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, in_memory, on_both_buses
 from ...support.durable.site import Site, simulate
 from ...waiting import until
 
@@ -100,7 +98,7 @@ async def test_jobs_of_one_turn_are_asked_for_together_and_need_no_look_up(
     assert asked.sequences == tuple(range(1, 129)) and asked.client.startswith("~")
 
 
-@on_both_buses
+@in_memory
 async def test_those_without_a_result_are_asked_for_again(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     dispatcher.answer = lambda request: WaitReply(results=(result(request.jobs[-1], len(request.jobs)),))
@@ -111,7 +109,7 @@ async def test_those_without_a_result_are_asked_for_again(rig: JobsRig) -> None:
     ]
 
 
-@on_both_buses
+@in_memory
 async def test_whatever_the_dispatcher_answers_the_result_is_found(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     answers: list[WaitReply | GanglineError | bytes] = [
@@ -135,7 +133,7 @@ async def test_whatever_the_dispatcher_answers_the_result_is_found(rig: JobsRig)
         del dispatcher.requests[count:]
 
 
-@on_both_buses
+@in_memory
 async def test_what_the_dispatcher_does_not_tell_is_looked_up(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     dispatcher.answer = lambda request: WaitReply(look_up=request.jobs)
@@ -148,7 +146,7 @@ async def test_what_the_dispatcher_does_not_tell_is_looked_up(rig: JobsRig) -> N
     assert await waiting == 2
 
 
-@on_both_buses
+@in_memory
 async def test_results_of_jobs_that_were_not_asked_for_are_ignored(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     dispatcher.answer = lambda request: WaitReply(results=(result("images.another", "not mine"),))
@@ -159,7 +157,7 @@ async def test_results_of_jobs_that_were_not_asked_for_are_ignored(rig: JobsRig)
     assert await waiting == "mine"
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_nobody_waits_for_any_more_is_not_asked_for_again(rig: JobsRig) -> None:
     dispatcher = await waited(rig)
     jobs = [await rig.client.submit("images.echo") for _ in range(2)]
@@ -175,7 +173,7 @@ async def test_a_job_that_nobody_waits_for_any_more_is_not_asked_for_again(rig: 
     assert await waits[1] == "stored", "its dispatcher never answered, so it was looked up"
 
 
-@on_both_buses
+@in_memory
 async def test_a_job_that_is_found_by_its_id_is_looked_up_and_then_waited_for(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,24 +252,10 @@ async def test_too_many_jobs_are_watched_in_storage(monkeypatch: pytest.MonkeyPa
     await asyncio.wait(tasks)
 
 
-class Scene:
-    """A whole system in memory whose dispatcher has the queue already."""
-
-    def __init__(self) -> None:
-        self.pool = pool = Pool("images", slots=4)
-
-        @pool.task(idempotent=True)
-        async def echo(value: Any = None, seconds: float = 0.0) -> Any:
-            await asyncio.sleep(seconds)
-            return value
-
-        @pool.task
-        async def fail() -> None:
-            raise ValueError("no")
-
-    async def begin(self, client: Client) -> None:
-        assert await (await client.submit("images.echo", 0)).result() == 0
-        await asyncio.sleep(2)
+async def settled(client: Client) -> None:
+    """Wait until the dispatcher has the queue."""
+    assert await (await client.submit("images.echo", 0)).result() == 0
+    await asyncio.sleep(2)
 
 
 @pytest.fixture
@@ -292,19 +276,18 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_whoever_waits_is_told_without_a_watch_or_a_look(
     watches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene()
-    async with cluster(scene.pool, dispatcher=True) as client:
-        await scene.begin(client)
+    async with ImagesSystem(slots=4).cluster() as client:
+        await settled(client)
         watches.clear()
         looked = no_looks(monkeypatch)
         jobs = [await client.submit("images.echo", number) for number in range(50)]
         assert await asyncio.gather(*(job.result() for job in jobs)) == list(range(50))
-        slow = await client.submit("images.echo", "slow", 30)
+        slow = await client.submit("images.nap", 30, "slow")
         assert await slow.result() == "slow"
         failed = await client.submit("images.fail")
         with pytest.raises(JobDead):
             await failed.result()
-        cancelled = await client.submit("images.echo", 1, 60)
+        cancelled = await client.submit("images.nap", 60, 1)
         waiting = asyncio.ensure_future(cancelled.result())
         await asyncio.sleep(1)
         assert await cancelled.cancel()
@@ -314,10 +297,9 @@ async def test_whoever_waits_is_told_without_a_watch_or_a_look(
 
 
 async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
-    made = cluster(scene.pool, dispatcher=True)
+    made = ImagesSystem(slots=4).cluster()
     async with made as client:
-        await scene.begin(client)
+        await settled(client)
         told: list[tuple[str, bool]] = []
         original = result_waits._EndpointWaits._settle
 
@@ -334,9 +316,8 @@ async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.Monke
 
 
 async def test_a_large_result_is_fetched_and_one_that_has_ended_before_is_found() -> None:
-    scene = Scene()
-    async with cluster(scene.pool, dispatcher=True) as client:
-        await scene.begin(client)
+    async with ImagesSystem(slots=4).cluster() as client:
+        await settled(client)
         for size in (20_000, 700_000):
             assert await (await client.submit("images.echo", "x" * size)).result() == "x" * size
         job = await client.submit("images.echo", "old")
@@ -379,10 +360,9 @@ def test_results_come_through_when_the_dispatcher_dies_or_hands_over() -> None:
 
 
 async def test_bad_requests_are_answered_with_what_is_wrong() -> None:
-    scene = Scene()
-    made = cluster(scene.pool, dispatcher=True)
+    made = ImagesSystem(slots=4).cluster()
     async with made as client:
-        await scene.begin(client)
+        await settled(client)
         bus = made.hub.connect("another")
         subject = made.names.queue("images", QueueOperation.WAIT)
         for body, code, text in (

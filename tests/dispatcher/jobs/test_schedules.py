@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,41 +13,13 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.schedules import put_schedule
-from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
 from gangline.schemas.messages.jobs import JobInfo, run_of
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
-from gangline.testing import cluster
-from gangline.worker.pool.pool import Pool
 
+from ...support.dispatcher.jobs_rig import ImagesSystem
 from ...waiting import until
-
-
-class Scene:
-    """A pool whose task notes its runs."""
-
-    def __init__(self) -> None:
-        self.pool = pool = Pool("images", slots=4)
-        self.ran: list[Any] = []
-
-        @pool.task
-        async def echo(value: Any = None) -> Any:
-            self.ran.append(value)
-            return value
-
-        @pool.task
-        async def fail() -> None:
-            raise ValueError("broken")
-
-    @asynccontextmanager
-    async def client(self, start: str = "2026-06-01T12:00:00Z") -> AsyncIterator[Client]:
-        begin = datetime.fromisoformat(start).timestamp()
-        loop = asyncio.get_running_loop()
-        at = loop.time()
-        ambient = Environment(wall=lambda: begin + loop.time() - at)
-        async with cluster(self.pool, dispatcher=True, ambient=ambient) as client:
-            yield client
 
 
 async def stored(client: Client, count: int = 1) -> list[Any]:
@@ -73,7 +43,7 @@ async def known(client: Client, name: str) -> bool:
 
 
 async def test_schedules_are_listed_with_their_next_run() -> None:
-    async with Scene().client("2026-06-01T12:00:00Z") as client:
+    async with ImagesSystem(slots=4).cluster(start="2026-06-01T12:00:00Z") as client:
         await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin", priority=3)
         await declared(client, "ticks", "@every 1h")
         await client.options(delay_s=60).submit("images.echo", "later")  # is no schedule
@@ -87,20 +57,20 @@ async def test_schedules_are_listed_with_their_next_run() -> None:
 
 
 async def test_a_run_happens_at_the_time_of_its_time_zone() -> None:
-    scene = Scene()
-    async with scene.client("2026-06-01T00:59:00Z") as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster(start="2026-06-01T00:59:40Z") as client:
         await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin")
-        await asyncio.sleep(50)
-        assert scene.ran == []
-        await asyncio.sleep(20)
-        assert scene.ran == ["nightly"]
+        await asyncio.sleep(10)
+        assert system.ran == []
+        await asyncio.sleep(15)
+        assert system.ran == ["nightly"]
 
 
 async def test_each_run_names_its_schedule() -> None:
-    scene = Scene()
-    async with scene.client() as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
         schedule = await declared(client, "ticks", key="k")
-        await until(lambda: len(scene.ran) == 2)
+        await until(lambda: len(system.ran) == 2)
         ran = [await client.job(str(number)).status() for number in (2, 3)]
         assert [info.schedule for info in ran] == [schedule.id] * 2
         assert [info.state for info in ran] == [JobState.DONE] * 2
@@ -108,10 +78,10 @@ async def test_each_run_names_its_schedule() -> None:
 
 
 async def test_a_run_is_found_by_a_title_that_names_its_schedule() -> None:
-    scene = Scene()
-    async with scene.client() as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
         schedule = await declared(client, "ticks")
-        await until(lambda: len(scene.ran) == 1)
+        await until(lambda: len(system.ran) == 1)
         run = await client.job("2").status()
         assert run.title == f"{schedule.id}-2" and run.model_dump()["job"] == "2"
         assert (await client.find_job(run.title)).id == "2"
@@ -122,9 +92,9 @@ async def test_a_run_is_found_by_a_title_that_names_its_schedule() -> None:
 
 
 async def test_runs_have_their_titles_in_json_and_as_dead_letters() -> None:
-    scene = Scene()
-    async with scene.client() as client:
-        submit = client.options(cron="@every 20s", idempotency_key="bad", max_attempts=1).submit("images.fail")
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
+        submit = client.options(cron="@every 5s", idempotency_key="bad", max_attempts=1).submit("images.fail")
         id = (await submit).id
         await until(lambda: letters(client))
         (letter,) = await client.dead_letters()
@@ -141,10 +111,10 @@ async def letters(client: Client) -> bool:
 
 
 async def test_a_job_whose_own_id_looks_like_a_title_is_found_by_it() -> None:
-    scene = Scene()
-    async with scene.client() as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
         schedule = await declared(client, "ticks")
-        await until(lambda: len(scene.ran) == 1)
+        await until(lambda: len(system.ran) == 1)
         job = await client.options(idempotency_key="mine-2").submit("images.echo")
         assert (await job.status()).title == job.id and (await client.find_job(job.id)).id == job.id
         assert (await client.find_job(f"{schedule.id}-2")).id == "2"
@@ -159,7 +129,7 @@ def test_a_title_that_would_be_too_long_for_an_id_is_the_number() -> None:
 
 
 async def test_a_run_that_becomes_a_dead_letter_names_its_schedule() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         await client.options(cron="@every 10s", idempotency_key="bad").submit("images.fail")
         [schedule] = await stored(client)
         await asyncio.sleep(11)
@@ -175,22 +145,22 @@ async def test_a_run_that_becomes_a_dead_letter_names_its_schedule() -> None:
 
 
 async def test_a_delayed_task_is_a_run_of_no_schedule() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         job = await client.options(delay_s=5).submit("images.echo", 1)
         assert await job.result() == 1
         assert (await job.status()).schedule is None
 
 
 async def test_a_paused_schedule_has_no_runs_until_it_is_resumed() -> None:
-    scene = Scene()
-    async with scene.client() as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
         await declared(client, "ticks", "@every 10s", time_zone=None)
-        await until(lambda: len(scene.ran) == 1)
+        await until(lambda: len(system.ran) == 1)
         paused = await client.pause_schedule("ticks")
         assert paused.paused and paused.next_at is None
-        count = len(scene.ran)
-        await asyncio.sleep(60)
-        assert len(scene.ran) == count
+        count = len(system.ran)
+        await asyncio.sleep(25)
+        assert len(system.ran) == count
         info = await client.job(paused.id).status()
         assert info.state is JobState.SCHEDULED and info.reason == "paused; recurring: @every 10s"
         again = await client.pause_schedule("ticks")
@@ -198,24 +168,24 @@ async def test_a_paused_schedule_has_no_runs_until_it_is_resumed() -> None:
         resumed = await client.resume_schedule("ticks")
         assert not resumed.paused and resumed.next_at is not None
         await asyncio.sleep(21)
-        assert len(scene.ran) == count + 2
+        assert len(system.ran) == count + 2
         assert (await client.resume_schedule("ticks")).declared_at == resumed.declared_at
 
 
 async def test_a_paused_schedule_stays_paused_when_a_program_declares_it_again() -> None:
-    scene = Scene()
-    async with scene.client() as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
         await declared(client, "ticks", "0 0 * * *", time_zone="Europe/Berlin")
         paused = await client.pause_schedule("ticks")
         await client.options(cron="@every 5s", idempotency_key="ticks").submit("images.echo", "new")
         await until(lambda: cron_is(client, "@every 5s"))
         [schedule] = await client.schedules()
         assert (schedule.paused_at, schedule.arguments, schedule.id) == (paused.paused_at, ["new"], paused.id)
-        await asyncio.sleep(30)
-        assert scene.ran == []
+        await asyncio.sleep(12)
+        assert system.ran == []
         await client.resume_schedule("ticks")
         await asyncio.sleep(6)
-        assert scene.ran == ["new"]
+        assert system.ran == ["new"]
 
 
 async def cron_is(client: Client, cron: str) -> bool:
@@ -223,8 +193,8 @@ async def cron_is(client: Client, cron: str) -> bool:
 
 
 async def test_a_schedule_is_deleted_paused_or_not() -> None:
-    scene = Scene()
-    async with scene.client() as client:
+    system = ImagesSystem(slots=4)
+    async with system.cluster() as client:
         await declared(client, "one")
         await declared(client, "two")
         await client.pause_schedule("two")
@@ -236,8 +206,8 @@ async def test_a_schedule_is_deleted_paused_or_not() -> None:
 
 
 async def test_a_schedule_declared_again_after_its_cancellation_stands_until_it_is_cancelled_again() -> None:
-    scene = Scene()
-    running = cluster(scene.pool)
+    system = ImagesSystem(slots=4)
+    running = system.cluster(dispatcher=False)
     async with running as client:
         every = client.options(cron="@every 10s", idempotency_key="ticks")
         for value in ("the same", "the same", "another"):  # and no dispatcher has seen any of them
@@ -250,13 +220,13 @@ async def test_a_schedule_declared_again_after_its_cancellation_stands_until_it_
             await asyncio.sleep(1)
         await running.add_dispatcher()
         await asyncio.sleep(15)
-        assert (scene.ran, await client.schedules()) == ([], [])
+        assert (system.ran, await client.schedules()) == ([], [])
 
 
 @pytest.mark.parametrize("first", ["cancelled", "deleted", "replaced"])
 async def test_of_several_declarations_that_waited_for_a_dispatcher_the_last_one_stands(first: str) -> None:
-    scene = Scene()
-    running = cluster(scene.pool)
+    system = ImagesSystem(slots=4)
+    running = system.cluster(dispatcher=False)
     async with running as client:
         every = client.options(idempotency_key="ticks")
         for value in ("one", "two", "three"):
@@ -272,7 +242,7 @@ async def test_of_several_declarations_that_waited_for_a_dispatcher_the_last_one
             await client.delete_schedule("ticks")
             await every.options(cron="@every 3s").submit("images.echo", "last")
         await asyncio.sleep(10)
-        assert (set(scene.ran), len(scene.ran)) == ({"last"}, 3)
+        assert (set(system.ran), len(system.ran)) == ({"last"}, 3)
         assert await cron_is(client, "@every 3s")
         assert (await job.status()).state is JobState.SCHEDULED
         assert await job.cancel()
@@ -280,7 +250,7 @@ async def test_of_several_declarations_that_waited_for_a_dispatcher_the_last_one
 
 
 async def test_a_paused_schedule_can_be_cancelled_as_a_job() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         job = await client.options(cron="@hourly", idempotency_key="x").submit("images.echo", 1)
         await stored(client)
         await client.pause_schedule("x")
@@ -289,7 +259,7 @@ async def test_a_paused_schedule_can_be_cancelled_as_a_job() -> None:
 
 
 async def test_a_schedule_is_found_by_name_by_id_and_by_the_beginning_of_its_id() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         schedule = await declared(client, "nightly")
         local = schedule.id.partition(".")[2]
         for which in ("nightly", "images.nightly", schedule.id, schedule.id[:-6], local, local[:8]):
@@ -303,7 +273,7 @@ async def test_a_schedule_is_found_by_name_by_id_and_by_the_beginning_of_its_id(
 
 
 async def test_waiting_for_the_result_of_a_schedule_is_refused() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         schedule = await declared(client, "nightly", "@hourly")
         with pytest.raises(InvalidRequest, match="is a schedule"):
             await client.job(schedule.id).result()
@@ -312,23 +282,22 @@ async def test_waiting_for_the_result_of_a_schedule_is_refused() -> None:
         assert info.next_try_at == schedule.next_at
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "hint"),
-    [
-        ({"time_zone": "Europe/Berlin"}, InvalidSettings, "but there is no cron"),
-        ({"time_zone": "Europe/Berlin", "delay_s": 5}, InvalidSettings, "but there is no cron"),
+async def test_a_time_zone_that_cannot_be_meant_is_refused() -> None:
+    berlin = "Europe/Berlin"
+    refused: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+        ({"time_zone": berlin}, InvalidSettings, "but there is no cron"),
+        ({"time_zone": berlin, "delay_s": 5}, InvalidSettings, "but there is no cron"),
         ({"cron": "0 3 * * *", "time_zone": "Mars/Base"}, InvalidSchedule, "there is no time zone 'Mars/Base'"),
-        ({"cron": "@every 5m", "time_zone": "Europe/Berlin"}, InvalidSchedule, "only cron schedules take a time zone"),
-    ],
-)
-async def test_a_time_zone_that_cannot_be_meant_is_refused(options: Any, error: Any, hint: str) -> None:
-    async with Scene().client() as client:
-        with pytest.raises(error, match=hint):
-            client.options(**options)
+        ({"cron": "@every 5m", "time_zone": berlin}, InvalidSchedule, "only cron schedules take a time zone"),
+    )
+    async with ImagesSystem(slots=4).cluster() as client:
+        for options, error, hint in refused:
+            with pytest.raises(error, match=hint):
+                client.options(**options)
 
 
 async def test_a_time_of_its_own_replaces_cron_and_time_zone() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         nightly = client.options(cron="0 3 * * *", time_zone="Europe/Berlin")
         assert await (await nightly.options(delay_s=1).submit("images.echo", 1)).result() == 1
 
@@ -364,7 +333,7 @@ async def runs(tasks: Any, names: Names) -> bool:
 
 
 async def test_a_tenants_schedule_replaces_the_one_of_an_earlier_version_and_never_one_of_our_own_account() -> None:
-    async with Scene().client() as client:
+    async with ImagesSystem(slots=4).cluster() as client:
         streams, names = client._submitter._streams, client._submitter._streams.names
         schedules = await streams.schedules()
         earlier, now = names.schedule("images.i7"), names.schedule("images.t3-lab-i7")

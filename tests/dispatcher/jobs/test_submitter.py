@@ -28,7 +28,7 @@ from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.jobs_rig import JobsRig, failing, on_both_buses
+from ...support.dispatcher.jobs_rig import JobsRig, failing, in_memory, on_both_buses
 from ...waiting import until
 
 
@@ -65,7 +65,7 @@ async def test_only_a_message_that_was_never_sent_before_says_that_it_is_the_fir
     assert await firsts() == [True, False, False], "the first may have been stored, have run, and been forgotten"
 
 
-@on_both_buses
+@in_memory
 async def test_bytes_travel_as_msgpack(rig: JobsRig) -> None:
     await rig.client.submit("images.echo", b"\xff\x00")
     [task] = await rig.stored()
@@ -82,7 +82,7 @@ async def test_the_same_idempotency_key_makes_one_task(rig: JobsRig) -> None:
     assert len(await rig.stored()) == 1
 
 
-@on_both_buses
+@in_memory
 async def test_a_key_whose_job_ended_is_not_submitted_again(rig: JobsRig) -> None:
     client = rig.client.options(idempotency_key="order-7")
     job = await client.submit("images.echo")
@@ -118,7 +118,7 @@ async def test_many_are_submitted_in_order(rig: JobsRig) -> None:
     assert sorted(stored) == list(range(700))
 
 
-@on_both_buses
+@in_memory
 async def test_many_with_one_key_are_submitted_once(rig: JobsRig) -> None:
     client = rig.client.options(idempotency_key="batch")
     first = await client.submit_many("images.echo", [{"value": n} for n in range(3)])
@@ -127,7 +127,7 @@ async def test_many_with_one_key_are_submitted_once(rig: JobsRig) -> None:
     assert len(await rig.stored()) == 4
 
 
-@on_both_buses
+@in_memory
 async def test_of_many_the_first_that_fails_is_told_with_the_ids_of_the_others(rig: JobsRig) -> None:
     huge = "x" * (rig.bus.max_payload + 1)
     with pytest.raises(PayloadTooLarge) as caught:
@@ -139,7 +139,7 @@ async def test_of_many_the_first_that_fails_is_told_with_the_ids_of_the_others(r
         await rig.client.submit_many("images.echo", [{"value": huge}, {"value": 2}, {"value": huge}])
 
 
-@on_both_buses
+@in_memory
 async def test_those_of_many_that_were_not_acknowledged_are_sent_again_and_say_so(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +158,7 @@ async def test_those_of_many_that_were_not_acknowledged_are_sent_again_and_say_s
     assert [headers.FIRST in stored[n] for n in range(6)] == [True, False] * 3
 
 
-@on_both_buses
+@in_memory
 async def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(rig: JobsRig) -> None:
     with pytest.raises(InvalidName):
         await rig.client.submit("images")
@@ -250,7 +250,7 @@ async def test_a_cancellation_counts_for_all_that_declared_the_schedule_before_i
             await (await rig.tasks()).delete(message.sequence)
 
 
-@on_both_buses
+@in_memory
 async def test_a_cancellation_whose_purge_got_no_answer_holds_and_can_be_repeated(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +274,7 @@ async def test_a_cancellation_whose_purge_got_no_answer_holds_and_can_be_repeate
         assert (await schedules.state()).messages == 0
 
 
-@on_both_buses
+@in_memory
 async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_its_dispatcher(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +314,7 @@ async def test_a_cron_makes_jobs_of_their_own(rig: JobsRig) -> None:
 # -- trouble on the way -------------------------------------------------------------------------------------------
 
 
-@on_both_buses
+@in_memory
 async def test_an_acknowledgement_that_is_lost_makes_no_second_task(rig: JobsRig) -> None:
     stream = await rig.client._submitter._streams.tasks()
     publish, tries = stream.publish, 0
@@ -334,7 +334,7 @@ async def test_an_acknowledgement_that_is_lost_makes_no_second_task(rig: JobsRig
     assert (await job.status()).sequence == task.sequence
 
 
-@on_both_buses
+@in_memory
 async def test_a_task_that_nobody_acknowledges_is_told_with_what_is_certain(rig: JobsRig) -> None:
     loop = asyncio.get_running_loop()
     stream = await rig.client._submitter._streams.tasks()

@@ -1,10 +1,12 @@
-"""A client, and a scripted dispatcher beside it: on an in-memory server, and on a real one."""
+"""Two rigs for submitted jobs: a client with a scripted dispatcher beside it, on an in-memory server and on a real
+one (`JobsRig`); and the whole system in memory, with a pool whose tasks note what they do (`ImagesSystem`)."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
 from inspect import signature
 from typing import Any, cast
 
@@ -18,13 +20,17 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.messages.entry import read_message
 from gangline.dispatcher.durable.persistence.records import schedule_of
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import GanglineError, UnknownJob
+from gangline.schemas.errors.base import DoNotRetry, GanglineError, UnknownJob
 from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply, QueueStats
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from gangline.schemas.wire import codec, headers
+from gangline.testing.in_memory import Cluster, cluster
+from gangline.worker.context.task_context import current_task
+from gangline.worker.pool.pool import Pool
 
 from ...waiting import PATIENCE_S
 
@@ -187,6 +193,15 @@ Body = Callable[..., Awaitable[None]]
 
 def on_both_buses(body: Body) -> Callable[..., Any]:
     """Run a test on an in-memory server (on virtual time), and on a real one."""
+    return _on(body, "memory", pytest.param("server", marks=pytest.mark.server))
+
+
+def in_memory(body: Body) -> Callable[..., Any]:
+    """Run a test on an in-memory server: it asks nothing of the server that other tests do not ask of a real one."""
+    return _on(body, "memory")
+
+
+def _on(body: Body, *kinds: Any) -> Callable[..., Any]:
 
     async def run(kind: str, request: pytest.FixtureRequest) -> None:
         names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Environment()
@@ -207,7 +222,7 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
         finally:
             await its.close()
 
-    @pytest.mark.parametrize("kind", ["memory", pytest.param("server", marks=pytest.mark.server)])
+    @pytest.mark.parametrize("kind", kinds)
     @functools.wraps(body, assigned=("__name__", "__doc__", "__module__", "__qualname__"))
     async def test(kind: str, request: pytest.FixtureRequest) -> None:
         await run(kind, request)
@@ -223,3 +238,75 @@ def failing(error: GanglineError) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+# -- the whole system in memory -----------------------------------------------------------------------------------
+
+
+def virtual_cluster(pool: Pool, *, start: str = "2026-06-01T12:00:00Z", **options: Any) -> Cluster:
+    """Client, dispatcher and workers. The wall clock shows `start` now, and goes with virtual time."""
+    loop = asyncio.get_running_loop()
+    offset_s = datetime.fromisoformat(start).timestamp() - loop.time()
+    ambient = Environment(wall=lambda: offset_s + loop.time())
+    return cluster(pool, ambient=ambient, **{"dispatcher": True, **options})
+
+
+class CardDeclined(DoNotRetry):
+    """A user's own."""
+
+
+class ImagesSystem:
+    """A pool whose tasks note what they do, and clusters that serve it."""
+
+    def __init__(self, slots: int = 2) -> None:
+        self.pool = pool = Pool("images", slots=slots)
+        self.ran: list[Any] = []
+        """Values of `echo` and `nap` as they start."""
+        self.attempts: list[int] = []
+        """Those of `flaky` and `charge`."""
+
+        @pool.task
+        async def echo(value: Any = None) -> Any:
+            self.ran.append(value)
+            return value
+
+        @pool.task(idempotent=True)
+        async def nap(seconds: float, value: Any = None) -> Any:
+            self.ran.append(value)
+            await asyncio.sleep(seconds)
+            return value
+
+        @pool.task
+        async def fail() -> None:
+            raise ValueError("broken " * 200)
+
+        @pool.task(idempotent=True)
+        async def flaky(fails: int) -> int:
+            attempt = current_task().attempt
+            self.attempts.append(attempt)
+            if attempt <= fails:
+                raise ValueError(f"attempt {attempt}")
+            return attempt
+
+        @pool.task
+        async def charge(card: str) -> None:
+            self.attempts.append(current_task().attempt)
+            raise CardDeclined(card) if card == "stolen" else ValueError(card)
+
+        @pool.task(idempotent=True)
+        async def frames(count: int, fails_at: int = -1) -> AsyncIterator[int]:
+            for number in range(count):
+                if number == fails_at and current_task().attempt == 1:
+                    raise ValueError("broken half-way")
+                yield number
+
+        @pool.task
+        async def steps(count: int) -> str:
+            for number in range(count):
+                await current_task().progress({"done": number})
+            return "all"
+
+    def cluster(self, **options: Any) -> Cluster:
+        """See `virtual_cluster`."""
+        settings = DispatcherSettings(backoff_s=0.5, look_s=1.0)
+        return virtual_cluster(self.pool, **{"dispatcher_settings": settings, **options})

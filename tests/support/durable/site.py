@@ -1,9 +1,12 @@
-"""Dispatchers and workers as processes on a virtual loop, with an in-memory server. Each may be killed or frozen at
-any moment, and others started. Tasks record each start and end, so that double starts are found."""
+"""Dispatchers and workers as processes on a virtual loop, with an in-memory server (`Site`). Each may be killed or
+frozen at any moment, and others started. Tasks record each start and end, so that double starts are found.
+`ServerSite` has them on a real server."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import json
 import random
@@ -13,18 +16,25 @@ from typing import Any
 
 import gangline
 from gangline.bus.memory.server import MemoryBus, MemoryServer
-from gangline.bus.port.bus import NoResponders, RequestTimeout, StreamMessage
+from gangline.bus.nats_bus import NatsBus
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import NoResponders, RequestTimeout, Stream, StreamMessage
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Environment
-from gangline.schemas.names import Names, QueueOperation
-from gangline.schemas.records.jobs import ResultRecord
+from gangline.schemas.errors.base import NoDispatcher, UnknownJob, error_from_wire
+from gangline.schemas.messages.jobs import JobInfo
+from gangline.schemas.names import Names, QueueOperation, job_of_tenant
+from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import headers
 from gangline.testing.loop import VirtualLoop
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
+
+from ...waiting import PATIENCE_S, until
 
 WALL = 1_700_000_000.0
 
@@ -64,7 +74,34 @@ class WorkerNode(Node):
     worker: Worker
 
 
-class Site:
+async def is_empty(stream: Stream) -> bool:
+    return (await stream.state()).messages == 0
+
+
+class StoredTasks:
+    """What stands in storage of submitted tasks."""
+
+    names: Names
+    streams: TaskStreams
+
+    async def result(self, job: str) -> ResultRecord | None:
+        results = await self.streams.results()
+        entry = await results.get(self.names.result_key(job))
+        return None if entry is None else ResultRecord.model_validate_json(entry.value)
+
+    async def dead(self) -> list[StreamMessage]:
+        stream, found, sequence = await self.streams.dead(), [], 1
+        while (message := await stream.next(self.names.all_dead, sequence)) is not None:
+            found.append(message)
+            sequence = message.sequence + 1
+        return found
+
+    async def tries(self) -> list[str]:
+        """Keys of recorded attempts."""
+        return [entry.key for entry in await (await self.streams.results()).entries(self.names.tries_of())]
+
+
+class Site(StoredTasks):
     """See the module. `async with` shuts down everything that is still running."""
 
     def __init__(self, *, pool: str = "work", seed: int = 1, **settings: Any) -> None:
@@ -212,11 +249,6 @@ class Site:
             return False
         return not (answer.headers and headers.ERROR in answer.headers)
 
-    async def result(self, job: str) -> ResultRecord | None:
-        results = await self.streams.results()
-        entry = await results.get(self.names.result_key(job))
-        return None if entry is None else ResultRecord.model_validate_json(entry.value)
-
     async def ended(self, job: str, within_s: float = 60.0) -> ResultRecord:
         """Wait for the end of a job."""
         found: list[ResultRecord] = []
@@ -238,17 +270,6 @@ class Site:
 
         await self.eventually(look, within_s)
 
-    async def dead(self) -> list[StreamMessage]:
-        stream, found, sequence = await self.streams.dead(), [], 1
-        while (message := await stream.next(self.names.all_dead, sequence)) is not None:
-            found.append(message)
-            sequence = message.sequence + 1
-        return found
-
-    async def tries(self) -> list[str]:
-        """Keys of recorded attempts."""
-        return [entry.key for entry in await (await self.streams.results()).entries(self.names.tries_of())]
-
     async def eventually(self, check: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
         """Wait until a condition holds, and look less often as time goes by: looking costs more than anything else."""
         began = self.loop.time()
@@ -257,7 +278,7 @@ class Site:
                 so = check()
                 if so if isinstance(so, bool) else await so:
                     return
-                await asyncio.sleep(min(0.5, max(0.02, 0.1 * (self.loop.time() - began))))
+                await asyncio.sleep(min(0.5, max(0.02, 0.25 * (self.loop.time() - began))))
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -309,6 +330,111 @@ class Site:
         await self.own.close()
 
 
+class ServerSite(StoredTasks):
+    """Dispatchers and workers in this process, on a real server. `async with` stops them."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url = url
+        self.names = Names(namespace)
+        self.buses: list[NatsBus] = []
+        self.ends: list[Callable[[], Any]] = []
+
+    async def bus(self, name: str) -> NatsBus:
+        bus = await connect_bus(ConnectionSettings.from_url(self.url, reconnect_wait_s=0.05), name=name)
+        self.buses.append(bus)
+        return bus
+
+    async def __aenter__(self) -> ServerSite:
+        self.own = await self.bus("test")
+        self.streams = TaskStreams(self.own, self.names, TaskStorage())
+        return self
+
+    async def worker(self, pool: Pool, name: str = "w1", **settings: Any) -> Worker:
+        bus = await self.bus(f"worker {name}")
+        worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
+        await worker.start()
+        self.ends.append(worker.stop)
+        return worker
+
+    async def dispatcher(self, **settings: Any) -> Dispatcher:
+        made = Dispatcher(
+            await self.bus("dispatcher"), names=self.names, settings=DispatcherSettings(**settings), tasks=TaskStorage()
+        )
+        await made.start()
+        self.ends.append(made.stop)
+        return made
+
+    async def publish(self, target: str, body: Any = None, **headers: str) -> int:
+        endpoint, _, method = target.partition(".")
+        stream = await self.streams.tasks()
+        data = b"" if body is None else json.dumps(body).encode()
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        published = await stream.publish(self.names.task(endpoint, method), data, headers=given or None)
+        return published.sequence
+
+    async def publish_of(self, tenant: str, target: str, bodies: list[Any]) -> list[str]:
+        """What the server stores when a tenant publishes these; the ids of the jobs."""
+        stream, (endpoint, _, method) = await self.streams.tasks(), target.partition(".")
+        subject = self.names.of_tenant(self.names.task(endpoint, method), tenant)
+        stored = await asyncio.gather(*(stream.publish(subject, json.dumps(body).encode()) for body in bodies))
+        ids = [str(published.sequence) for published in stored]
+        return [job_of_tenant(id, endpoint, tenant) for id in ids] if tenant else ids
+
+    async def ended(self, job: str | int) -> ResultRecord:
+        """Wait for the end of a job."""
+        found: list[ResultRecord] = []
+
+        async def look() -> bool:
+            record = await self.result(str(job))
+            found.extend([] if record is None else [record])
+            return bool(found)
+
+        await until(look)
+        return found[0]
+
+    async def empty(self) -> None:
+        """Wait until nothing is in the stream of tasks."""
+        stream = await self.streams.tasks()
+        await until(lambda: is_empty(stream))
+
+    async def forgotten_tries(self) -> None:
+        """Wait until no try is noted any more."""
+
+        async def forgotten() -> bool:
+            return not await self.tries()
+
+        await until(forgotten)
+
+    async def ask(self, endpoint: str, operation: QueueOperation, **body: Any) -> Any:
+        """What the holder of a queue answers."""
+        subject = self.names.queue(endpoint, operation)
+        answer = await self.own.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
+        value = json.loads(answer.data)
+        if answer.headers and headers.ERROR in answer.headers:
+            raise error_from_wire(value["code"], value["message"], value.get("details"), False)
+        return value
+
+    async def until_running(self, job: int) -> JobInfo:
+        return await self.until(job, JobState.RUNNING)
+
+    async def until(self, job: int, state: JobState) -> JobInfo:
+        found: list[JobInfo] = []
+
+        async def is_so() -> bool:
+            with contextlib.suppress(UnknownJob, NoDispatcher, NoResponders):
+                found.append(JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job))))
+            return bool(found) and found[-1].state is state
+
+        await until(is_so)
+        return found[-1]
+
+    async def __aexit__(self, *_: object) -> None:
+        for end in reversed(self.ends):
+            await end()
+        for bus in self.buses:
+            await bus.close()
+
+
 def simulate(story: Coroutine[Any, Any, None]) -> None:
     """Run a story on a loop of its own, on which killed processes may leave tasks behind."""
     loop = VirtualLoop(limit_s=86_400.0)
@@ -316,3 +442,13 @@ def simulate(story: Coroutine[Any, Any, None]) -> None:
         loop.run_until_complete(loop.create_task(story, name="story"))
     finally:
         loop.close()
+
+
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test as such a story."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **given: Any) -> None:
+        simulate(test(*args, **given))
+
+    return run

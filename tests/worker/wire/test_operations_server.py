@@ -12,7 +12,7 @@ from gangline.schemas.wire.frames import Load
 
 from ...support.worker.rig import Rig, on_rig, task
 
-FORMATS = each_row("fmt", list(Format))
+FORMATS = in_rows("fmt", list(Format))
 
 
 async def accepted(rig: Rig, fmt: Format = Format.JSON, **terms: Any) -> dict[str, Any]:

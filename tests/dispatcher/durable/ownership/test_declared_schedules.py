@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.submitter import job_of_declared
-from gangline.runtime.clock import Environment
-from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
 
+from ....support.dispatcher.jobs_rig import virtual_cluster
 
-class Scene:
-    """Versions of a pool, a cluster on virtual time."""
 
-    def __init__(self) -> None:
-        self.runs: list[tuple[str, float]] = []
+def version(runs: list[tuple[str, float]] | None = None, **crons: str | None) -> Pool:
+    """One version of a pool: its methods, and the schedules that they declare. `runs` gets what runs, and when."""
+    pool, noted = Pool("p", slots=2), [] if runs is None else runs
+    for name, cron in crons.items():
 
-    def version(self, **crons: str | None) -> Pool:
-        pool = Pool("p", slots=2)
-        for name, cron in crons.items():
+        async def task(name: str = name) -> None:
+            noted.append((name, asyncio.get_running_loop().time()))
 
-            async def task(name: str = name) -> None:
-                self.runs.append((name, asyncio.get_running_loop().time()))
-
-            pool.task(name=name, cron=cron)(task)
-        return pool
-
-    def cluster(self, pool: Pool, **more: Any) -> Cluster:
-        loop = asyncio.get_running_loop()
-        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
-        return cluster(pool, dispatcher=True, ambient=ambient, **more)
+        pool.task(name=name, cron=cron)(task)
+    return pool
 
 
 async def schedules_of(client: Client, own: str = "") -> dict[str, str]:
@@ -50,24 +39,23 @@ async def until(client: Client, expected: dict[str, str], own: str = "") -> None
 
 
 async def test_a_declared_schedule_runs_and_there_is_one_for_all_workers_and_dispatchers() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(tick="@every 10s", plain=None), workers=3)
+    runs = list[tuple[str, float]]()
+    running = virtual_cluster(version(runs, tick="@every 10s", plain=None), workers=3)
     async with running as client:
         await running.add_dispatcher()
         await until(client, {"tick": "@every 10s"})
         began = asyncio.get_running_loop().time()
         await asyncio.sleep(35.0)
-        assert [name for name, _ in scene.runs] == ["tick"] * 3
-        assert all(at > began for _, at in scene.runs)
+        assert [name for name, _ in runs] == ["tick"] * 3
+        assert all(at > began for _, at in runs)
         assert await client.call("p.plain") is None
 
 
 async def test_a_newer_registration_changes_and_removes_schedules() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(a="@every 10s", b="@every 20s"))
+    running = virtual_cluster(version(a="@every 10s", b="@every 20s"))
     async with running as client:
         await until(client, {"a": "@every 10s", "b": "@every 20s"})
-        second = await running.add_worker(scene.version(a="@every 15s", b=None, c="@hourly"))
+        second = await running.add_worker(version(a="@every 15s", b=None, c="@hourly"))
         await until(client, {"a": "@every 15s", "c": "@hourly"})
         await asyncio.sleep(5.0)
         assert set(await schedules_of(client)) == {"a", "c"}, "an older worker serves, and the newest decides"
@@ -76,8 +64,7 @@ async def test_a_newer_registration_changes_and_removes_schedules() -> None:
 
 
 async def test_a_schedule_stays_while_no_worker_serves_and_over_a_takeover() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(tick="@every 10s"))
+    running = virtual_cluster(version(tick="@every 10s"))
     async with running as client:
         await until(client, {"tick": "@every 10s"})
         (worker,) = running.workers.values()
@@ -88,50 +75,46 @@ async def test_a_schedule_stays_while_no_worker_serves_and_over_a_takeover() -> 
         await running.dispatchers[0].stop()
         await asyncio.sleep(10.0)
         assert await schedules_of(client) == {"tick": "@every 10s"}
-        await running.add_worker(scene.version(tick=None))
+        await running.add_worker(version(tick=None))
         await until(client, {})
 
 
 async def test_other_schedules_of_the_endpoint_are_left_alone() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(tick="@every 10s", plain=None))
+    running = virtual_cluster(version(tick="@every 10s", plain=None))
     async with running as client:
         await client.options(cron="@every 30s", idempotency_key="mine").submit("p.tick")
         await asyncio.sleep(3.0)
-        await running.add_worker(scene.version(tick=None, plain=None))
+        await running.add_worker(version(tick=None, plain=None))
         await asyncio.sleep(5.0)
         assert [one.name for one in await client.schedules()] == ["mine"]
 
 
 async def test_a_paused_schedule_stays_paused_when_the_declaration_changes() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(tick="@every 10s"))
+    running = virtual_cluster(version(tick="@every 10s"))
     async with running as client:
         await until(client, {"tick": "@every 10s"})
         await client.pause_schedule("p.tick")
-        await running.add_worker(scene.version(tick="0 3 * * *"))
+        await running.add_worker(version(tick="0 3 * * *"))
         await until(client, {"tick": "0 0 3 * * *"})
         (schedule,) = await client.schedules()
         assert schedule.paused
-        await running.add_worker(scene.version(tick=None))
+        await running.add_worker(version(tick=None))
         await until(client, {})
 
 
 async def test_a_schedule_that_somebody_cancels_comes_back_with_the_next_change_only() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(tick="@every 10s"))
+    running = virtual_cluster(version(tick="@every 10s"))
     async with running as client:
         await until(client, {"tick": "@every 10s"})
         assert await client.job(job_of_declared("p", "tick")).cancel()
         await asyncio.sleep(15.0)
         assert await schedules_of(client) == {}
-        await running.add_worker(scene.version(tick="@every 11s"))
+        await running.add_worker(version(tick="@every 11s"))
         await until(client, {"tick": "@every 11s"})
 
 
 async def test_schedules_tell_whether_their_task_declares_them() -> None:
-    scene = Scene()
-    running = scene.cluster(scene.version(tick="@every 10s", plain=None))
+    running = virtual_cluster(version(tick="@every 10s", plain=None))
     async with running as client:
         await client.options(cron="@every 20s", idempotency_key="tick").submit("p.plain")
         await until(client, {"tick": "@every 10s", "plain": "@every 20s"}, own="plain")

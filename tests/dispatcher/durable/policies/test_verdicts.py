@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from gangline.dispatcher.durable.policies.retry_policy import NotStarted, Permanent, Retry, classify
 from gangline.schemas.errors import base as errors
 from gangline.schemas.errors.base import GanglineError
@@ -45,39 +43,15 @@ RETRIED = {
     "GangFailed": DeadReason.FAILED,
     "GangRestarted": DeadReason.FAILED,
 }
+# fmt: off
 NOT_STARTED = {
-    *(
-        "Unavailable",
-        "NoWorkers",
-        "Saturated",
-        "QueueFull",
-        "QuotaExceeded",
-        "Draining",
-        "Disconnected",
-        "ServerUnreachable",
-    ),
-    *(
-        "ServerUnsupported",
-        "WorkerIdTaken",
-        "WorkerUnhealthy",
-        "LeaseError",
-        "UnknownToken",
-        "LeaseExpired",
-        "LeaseBusy",
-        "StaleEpoch",
-    ),
-    *(
-        "SelectionUsed",
-        "SelectionClosed",
-        "WrongPool",
-        "WrongClient",
-        "ClosedError",
-        "NoDispatcher",
-        "NoGateway",
-        "DeadlineExceeded",
-    ),
-    *("NoCoordinator", "UnknownGang", "NotOwner", "StaleGeneration", "GangEnded", "GangNotFormed"),
+    "Unavailable", "NoWorkers", "Saturated", "QueueFull", "QuotaExceeded", "Draining", "Disconnected",
+    "ServerUnreachable", "ServerUnsupported", "WorkerIdTaken", "WorkerUnhealthy", "LeaseError", "UnknownToken",
+    "LeaseExpired", "LeaseBusy", "StaleEpoch", "SelectionUsed", "SelectionClosed", "WrongPool", "WrongClient",
+    "ClosedError", "NoDispatcher", "NoGateway", "DeadlineExceeded", "NoCoordinator", "UnknownGang", "NotOwner",
+    "StaleGeneration", "GangEnded", "GangNotFormed",
 }
+# fmt: on
 CLASSES = {name: each for name, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, GanglineError)}
 
 
@@ -85,40 +59,37 @@ def test_every_error_of_the_wire_has_a_verdict():
     assert set(CLASSES) == set(PERMANENT) | set(RETRIED) | NOT_STARTED
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_verdict_on(name):
-    verdict = classify(CLASSES[name]("x"))
-    match verdict:
-        case Permanent(reason):
-            assert PERMANENT[name] is reason
-        case Retry(reason, at_once):
-            assert RETRIED[name] is reason
-            assert at_once is (name == "WorkerLost")
-        case NotStarted():
-            assert name in NOT_STARTED
+def test_errors_have_the_verdict_of_the_table():
+    for name, kind in CLASSES.items():
+        match classify(kind("x")):
+            case Permanent(reason):
+                assert PERMANENT[name] is reason, name
+            case Retry(reason, at_once):
+                assert RETRIED[name] is reason, name
+                assert at_once is (name == "WorkerLost"), name
+            case NotStarted():
+                assert name in NOT_STARTED, name
 
 
-@pytest.mark.parametrize("name", sorted(NOT_STARTED))
-def test_what_may_have_started_counts_as_a_try(name):
-    verdict = classify(CLASSES[name]("x", may_have_started=True))
-    late = issubclass(CLASSES[name], errors.DeadlineExceeded)
-    assert verdict == Retry(DeadReason.TIMED_OUT if late else DeadReason.FAILED)
+def test_what_may_have_started_counts_as_a_try():
+    for name in NOT_STARTED:
+        verdict = classify(CLASSES[name]("x", may_have_started=True))
+        late = issubclass(CLASSES[name], errors.DeadlineExceeded)
+        assert verdict == Retry(DeadReason.TIMED_OUT if late else DeadReason.FAILED), name
 
 
-@pytest.mark.parametrize("name", ["WorkerLost", "ResultLost", "TaskCancelled", "TaskFailed", "StreamBroken"])
-def test_what_says_that_nothing_started_does_not_count_as_a_try(name):
-    assert classify(CLASSES[name]("x", may_have_started=False)) == NotStarted()
+def test_what_says_that_nothing_started_does_not_count_as_a_try():
+    for kind in (errors.WorkerLost, errors.ResultLost, errors.TaskCancelled, errors.TaskFailed, errors.StreamBroken):
+        assert classify(kind("x", may_have_started=False)) == NotStarted(), kind
 
 
-@pytest.mark.parametrize(
-    "details", [{"non_retryable": True, "type": "CardDeclined"}, {"type": "NonRetryable"}, {"type": "DoNotRetry"}]
-)
-def test_a_task_that_says_so_is_not_tried_again(details):
-    assert classify(errors.TaskFailed("x", details=details)) == Permanent(DeadReason.FAILED)
+def test_a_task_that_says_so_is_not_tried_again():
+    for details in ({"non_retryable": True, "type": "CardDeclined"}, {"type": "NonRetryable"}, {"type": "DoNotRetry"}):
+        assert classify(errors.TaskFailed("x", details=details)) == Permanent(DeadReason.FAILED), details
     again = errors.TaskFailed("x", details={"non_retryable": False, "type": "DoNotRetryish"})
     assert classify(again) == Retry(DeadReason.FAILED)
 
 
-@pytest.mark.parametrize("name", ["GanglineError", "InvalidArguments", "UnknownMethod"])
-def test_what_is_permanent_or_unknown_is_so_whether_or_not_it_started(name):
-    assert classify(CLASSES[name]("x", may_have_started=False)) == classify(CLASSES[name]("x", may_have_started=True))
+def test_what_is_permanent_or_unknown_is_so_whether_or_not_it_started():
+    for kind in (errors.GanglineError, errors.InvalidArguments, errors.UnknownMethod):
+        assert classify(kind("x", may_have_started=False)) == classify(kind("x", may_have_started=True)), kind

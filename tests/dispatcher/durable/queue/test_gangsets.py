@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,12 @@ def jobs_pool(rig: GangRig, slots: int = 1) -> Pool:
 
 
 @asynccontextmanager
-async def dispatching(rig: GangRig, name: str = "dispatcher") -> AsyncIterator[Dispatcher]:
+async def dispatching(rig: GangRig, name: str = "dispatcher", **settings: Any) -> AsyncIterator[Dispatcher]:
     """A dispatcher on a connection of its own."""
     bus = rig.hub.connect(name)
     rig.buses[name] = bus
-    async with Dispatcher(bus, names=rig.names, settings=DispatcherSettings(node="n", backoff_s=0.1)) as dispatcher:
+    chosen = DispatcherSettings(node="n", backoff_s=0.1, **settings)
+    async with Dispatcher(bus, names=rig.names, settings=chosen) as dispatcher:
         yield dispatcher
 
 
@@ -96,7 +98,7 @@ async def test_both_ranks_of_a_gang_may_be_on_one_worker_and_a_gang_may_have_one
 @on_gang_rig()
 async def test_a_task_submitted_before_its_set_is_declared_waits_for_it(rig: GangRig) -> None:
     await small_workers(rig)
-    async with dispatching(rig):
+    async with dispatching(rig, unknown_after_s=15.0):
         early = await rig.client.submit("llm.who", "early")
         await asyncio.sleep(10)
         await rig.declare("llm", gangs=1, gang=PAIR)
@@ -109,10 +111,10 @@ async def test_a_task_submitted_before_its_set_is_declared_waits_for_it(rig: Gan
 
 @on_gang_rig()
 async def test_a_task_waits_for_a_set_whose_gangs_have_no_room_as_for_a_pool_without_workers(rig: GangRig) -> None:
-    async with dispatching(rig):
+    async with dispatching(rig, unknown_after_s=5.0):
         await rig.declare("llm", gangs=1, gang=PAIR)
         job = await rig.client.submit("llm.who", "x")
-        await asyncio.sleep(120)  # longer than an endpoint that nobody knows is waited for
+        await asyncio.sleep(15)  # longer than an endpoint that nobody knows is waited for
         await small_workers(rig)
         assert await job.result(timeout_s=WITHIN_S) == [0, 2, 1, "x"]
 
@@ -135,8 +137,7 @@ async def test_a_task_that_fails_is_tried_again_and_dies_after_its_last_try(rig:
         assert caught.value.reason == "unknown_method"
 
 
-@pytest.mark.parametrize("method", ["slow", "once"], ids=["idempotent", "not idempotent"])
-@pytest.mark.parametrize("route", ["rank0", "all"])
+@pytest.mark.parametrize(("route", "method"), [("rank0", "slow"), ("all", "once")])
 @on_gang_rig()
 async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangRig, route: str, method: str) -> None:
     """One that is not declared idempotent, only because its submission says how often."""
@@ -163,7 +164,7 @@ async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangR
         assert caught.value.reason == "crashed"
 
 
-@pytest.mark.parametrize("route", ["rank0", "all"])
+@pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
 @on_gang_rig()
 async def test_a_task_whose_member_is_killed_is_tried_again(rig: GangRig, route: str) -> None:
     await small_workers(rig, 3)
@@ -269,20 +270,20 @@ async def test_submitted_tasks_and_calls_share_the_gangs_of_a_set(rig: GangRig) 
     async with dispatching(rig):
         for route in ("rank0", "all"):
             await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-            jobs = [await rig.client.submit("llm.slow", 0.3) for _ in range(10)]
-            calls = [asyncio.create_task(rig.client.options(timeout_s=60).call("llm.slow", 0.3)) for _ in range(10)]
+            jobs = [await rig.client.submit("llm.slow", 0.3) for _ in range(5)]
+            calls = [asyncio.create_task(rig.client.options(timeout_s=60).call("llm.slow", 0.3)) for _ in range(5)]
             await asyncio.gather(*calls)
             for job in jobs:
                 await job.result(timeout_s=WITHIN_S)
 
 
-@pytest.mark.parametrize("route", ["rank0", "all"])
+@pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
 @on_gang_rig()
 async def test_a_roll_costs_short_tasks_no_try(rig: GangRig, route: str) -> None:
     await small_workers(rig, 2, slots=2)
     async with dispatching(rig):
         await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-        jobs = [await rig.client.submit("llm.slow", 0.2) for _ in range(30)]
+        jobs = [await rig.client.submit("llm.slow", 0.2) for _ in range(20)]
         await until(lambda: rig.probe.started)
         await rig.declare("llm", gangs=1, gang={**PAIR, "grace_s": 6}, route=route)
         results = [await job.result(timeout_s=WITHIN_S) for job in jobs]

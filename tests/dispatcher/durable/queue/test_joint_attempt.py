@@ -32,7 +32,7 @@ class Watched:
         self.count -= 1
 
 
-class Bench:
+class ScriptedRanks:
     """Three workers that do as they are told, and a try on them."""
 
     def __init__(self, rig: Rig, workers: list[FakeWorker]) -> None:
@@ -82,131 +82,131 @@ NAMES = ("images.w0", "images.w1", "images.w2")
 
 
 @asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def scripted_ranks() -> AsyncIterator[ScriptedRanks]:
     rig = Rig()
     await rig.start()
     try:
         workers = [await rig.worker(f"w{number}", silent) for number in range(3)]
         await rig.router.pool("images")
-        yield Bench(rig, workers)
+        yield ScriptedRanks(rig, workers)
     finally:
         await rig.stop()
 
 
 async def test_it_begins_when_all_have_their_slots_and_ends_with_all_results() -> None:
-    async with bench() as b:
-        b.fly(*NAMES)
+    async with scripted_ranks() as ranks:
+        ranks.fly(*NAMES)
         for number in (2, 0):
-            await b.answer(number, AnswerOp.HELD)
-        assert b.heard(RequestOp.BEGIN) == [0, 0, 0]
-        await b.answer(1, AnswerOp.HELD)
-        assert b.heard(RequestOp.BEGIN) == [1, 1, 1]
+            await ranks.answer(number, AnswerOp.HELD)
+        assert ranks.heard(RequestOp.BEGIN) == [0, 0, 0]
+        await ranks.answer(1, AnswerOp.HELD)
+        assert ranks.heard(RequestOp.BEGIN) == [1, 1, 1]
         for number in (1, 2):
-            await b.answer(number, AnswerOp.OK, f"r{number}")
-        assert b.ended == []
-        await b.answer(0, AnswerOp.OK, "r0")
-        assert b.ended == [(["r0", "r1", "r2"], None)] and b.watched.count == 0
+            await ranks.answer(number, AnswerOp.OK, f"r{number}")
+        assert ranks.ended == []
+        await ranks.answer(0, AnswerOp.OK, "r0")
+        assert ranks.ended == [(["r0", "r1", "r2"], None)] and ranks.watched.count == 0
 
 
 async def test_a_rank_that_takes_none_ends_it_before_anything_has_started() -> None:
-    async with bench() as b:
-        b.fly(*NAMES)
-        await b.answer(0, AnswerOp.HELD)
-        await b.answer(1, AnswerOp.REJECTED, Reason.DRAINING)
-        await b.answer(2, AnswerOp.HELD)
-        assert b.heard(RequestOp.CANCEL) == [1, 0, 1] and b.heard(RequestOp.BEGIN) == [0, 0, 0]
+    async with scripted_ranks() as ranks:
+        ranks.fly(*NAMES)
+        await ranks.answer(0, AnswerOp.HELD)
+        await ranks.answer(1, AnswerOp.REJECTED, Reason.DRAINING)
+        await ranks.answer(2, AnswerOp.HELD)
+        assert ranks.heard(RequestOp.CANCEL) == [1, 0, 1] and ranks.heard(RequestOp.BEGIN) == [0, 0, 0]
         for number in (0, 2):
-            await b.answer(number, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, False)
-        ((results, error),) = b.ended
+            await ranks.answer(number, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, False)
+        ((results, error),) = ranks.ended
         assert results == [] and error is not None and error.code == "draining"
         assert error.may_have_started is False and error.details["rank"] == 1
 
 
 async def test_the_first_that_fails_stops_the_others_and_they_are_waited_for() -> None:
-    async with bench() as b:
-        b.fly(*NAMES)
+    async with scripted_ranks() as ranks:
+        ranks.fly(*NAMES)
         for number in range(3):
-            await b.answer(number, AnswerOp.HELD)
-        await b.answer(0, AnswerOp.OK, "done")
-        await b.answer(2, AnswerOp.ERROR, TaskFailed.code, "no luck", None, True)
-        assert b.ended == [] and b.heard(RequestOp.CANCEL) == [0, 1, 0]
-        await b.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
-        ((_, error),) = b.ended
+            await ranks.answer(number, AnswerOp.HELD)
+        await ranks.answer(0, AnswerOp.OK, "done")
+        await ranks.answer(2, AnswerOp.ERROR, TaskFailed.code, "no luck", None, True)
+        assert ranks.ended == [] and ranks.heard(RequestOp.CANCEL) == [0, 1, 0]
+        await ranks.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
+        ((_, error),) = ranks.ended
         assert isinstance(error, TaskFailed) and error.details["rank"] == 2 and error.may_have_started
 
 
 async def test_a_worker_that_is_gone_before_it_was_sent_starts_nothing() -> None:
-    async with bench() as b:
-        b.fly("images.w0", "images.w9", "images.w2")
+    async with scripted_ranks() as ranks:
+        ranks.fly("images.w0", "images.w9", "images.w2")
         await turns()
-        ((_, error),) = b.ended
+        ((_, error),) = ranks.ended
         assert isinstance(error, WorkerLost) and error.may_have_started is False
-        assert b.heard(RequestOp.TASK) == [0, 0, 0] and b.watched.count == 0
+        assert ranks.heard(RequestOp.TASK) == [0, 0, 0] and ranks.watched.count == 0
 
 
 async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_have() -> None:
-    async with bench() as b:
-        b.fly(*NAMES).cancel()
-        ((_, error),) = b.ended
-        assert isinstance(error, TaskCancelled) and error.may_have_started is False and b.watched.count == 0
-        b.ended.clear()
-        sent_attempt = b.fly(*NAMES)
+    async with scripted_ranks() as ranks:
+        ranks.fly(*NAMES).cancel()
+        ((_, error),) = ranks.ended
+        assert isinstance(error, TaskCancelled) and error.may_have_started is False and ranks.watched.count == 0
+        ranks.ended.clear()
+        sent_attempt = ranks.fly(*NAMES)
         await turns()
         sent_attempt.cancel()
         await turns()
-        assert b.heard(RequestOp.CANCEL) == [1, 1, 1] and b.ended == []
+        assert ranks.heard(RequestOp.CANCEL) == [1, 1, 1] and ranks.ended == []
         for number in range(3):
-            await b.answer(number, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, False)
-        assert len(b.ended) == 1
+            await ranks.answer(number, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, False)
+        assert len(ranks.ended) == 1
 
 
 @pytest.mark.parametrize("acks", [True, False])
 async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_worker_keeps(acks: bool) -> None:
-    async with bench() as b:
-        worker = b.find("images.w1")
+    async with scripted_ranks() as ranks:
+        worker = ranks.find("images.w1")
         assert worker is not None
         worker.acks = acks
-        b.fly(*NAMES)
+        ranks.fly(*NAMES)
         for number in range(3):
-            await b.answer(number, AnswerOp.HELD)
+            await ranks.answer(number, AnswerOp.HELD)
         for number in (0, 2):
-            await b.answer(number, AnswerOp.OK, f"r{number}")
-        exchange = b.rig.router.exchange
+            await ranks.answer(number, AnswerOp.OK, f"r{number}")
+        exchange = ranks.rig.router.exchange
         (part,) = exchange._flights.values()
         exchange.lose(part, TryOutcome.FORGOTTEN)
         if not acks:
-            assert [error.code for _, error in b.ended if error] == ["result_lost"]
+            assert [error.code for _, error in ranks.ended if error] == ["result_lost"]
             return
-        assert b.ended == []
-        *_, attach = await b.workers[1].hears(RequestOp.TASK, 2)
+        assert ranks.ended == []
+        *_, attach = await ranks.workers[1].hears(RequestOp.TASK, 2)
         assert attach[8] == TaskFlag.ATTACH and attach[9]["rank"] == 1
-        await b.answer(1, AnswerOp.OK, "r1")
-        assert b.ended == [(["r0", "r1", "r2"], None)] and b.watched.count == 0
+        await ranks.answer(1, AnswerOp.OK, "r1")
+        assert ranks.ended == [(["r0", "r1", "r2"], None)] and ranks.watched.count == 0
 
 
 async def test_what_is_let_go_is_not_heard_of_and_not_stopped() -> None:
-    async with bench() as b:
-        sent_attempt = b.fly(*NAMES)
+    async with scripted_ranks() as ranks:
+        sent_attempt = ranks.fly(*NAMES)
         await turns()
         sent_attempt.let_go()
         for number in range(3):
-            await b.answer(number, AnswerOp.OK, None)
-        assert b.ended == [] and b.heard(RequestOp.CANCEL) == [0, 0, 0] and b.watched.count == 0
+            await ranks.answer(number, AnswerOp.OK, None)
+        assert ranks.ended == [] and ranks.heard(RequestOp.CANCEL) == [0, 0, 0] and ranks.watched.count == 0
 
 
 async def test_one_that_is_attached_to_asks_again_and_a_rank_that_nobody_knows_is_lost() -> None:
-    async with bench() as b:
-        b.fly(*NAMES, attached=True)
-        await b.answer(0, AnswerOp.REJECTED, Reason.FULL)
+    async with scripted_ranks() as ranks:
+        ranks.fly(*NAMES, attached=True)
+        await ranks.answer(0, AnswerOp.REJECTED, Reason.FULL)
         await asyncio.sleep(0.2)
-        assert b.heard(RequestOp.TASK) == [2, 1, 1]
+        assert ranks.heard(RequestOp.TASK) == [2, 1, 1]
         for number in range(3):
-            await b.answer(number, AnswerOp.OK, number)
-        assert b.ended == [([0, 1, 2], None)]
-        b.ended.clear()
-        b.fly("", "images.w1", "", attached=True)
+            await ranks.answer(number, AnswerOp.OK, number)
+        assert ranks.ended == [([0, 1, 2], None)]
+        ranks.ended.clear()
+        ranks.fly("", "images.w1", "", attached=True)
         await turns()
-        assert b.heard(RequestOp.CANCEL) == [0, 1, 0]
-        await b.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
-        ((_, error),) = b.ended
+        assert ranks.heard(RequestOp.CANCEL) == [0, 1, 0]
+        await ranks.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
+        ((_, error),) = ranks.ended
         assert isinstance(error, WorkerLost) and error.may_have_started is True

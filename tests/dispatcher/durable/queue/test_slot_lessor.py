@@ -15,7 +15,7 @@ from gangline.telemetry.logs import logger_for
 from ....support.dispatcher.fakes import FakeWorker, Rig
 
 
-class Bench:
+class LessorOverWorkers:
     """A feeder over scripted workers that count their slots."""
 
     def __init__(self, **settings: Any) -> None:
@@ -26,7 +26,7 @@ class Bench:
         """By worker: slots by token."""
         self.most: dict[str, int] = {}
 
-    async def __aenter__(self) -> Bench:
+    async def __aenter__(self) -> LessorOverWorkers:
         await self.rig.start()
         self.lessor = SlotLessor(
             "images",
@@ -84,188 +84,188 @@ class Bench:
 
 
 async def test_what_is_wanted_is_leased_and_what_is_idle_given_back() -> None:
-    async with Bench() as bench:
-        await bench.worker(slots=4)
-        bench.lessor.want(3, 1)
-        await bench.has_in_all(3)
-        assert bench.changes > 0 and bench.lessor.leased == 3
-        bench.lessor.want(0, 0)
-        await bench.has()
-        assert bench.taken == {"w1": {}}
+    async with LessorOverWorkers() as over:
+        await over.worker(slots=4)
+        over.lessor.want(3, 1)
+        await over.has_in_all(3)
+        assert over.changes > 0 and over.lessor.leased == 3
+        over.lessor.want(0, 0)
+        await over.has()
+        assert over.taken == {"w1": {}}
 
 
 async def test_never_more_is_leased_than_workers_have() -> None:
-    async with Bench() as bench:
+    async with LessorOverWorkers() as over:
         for name in ("w1", "w2"):
-            await bench.worker(name, slots=4)
-        bench.lessor.want(100, 1)
-        await bench.has_in_all(8)
+            await over.worker(name, slots=4)
+        over.lessor.want(100, 1)
+        await over.has_in_all(8)
         await asyncio.sleep(5)
-        assert sum(bench.lessor.free) == 8 and bench.most == {"w1": 4, "w2": 4}
+        assert sum(over.lessor.free) == 8 and over.most == {"w1": 4, "w2": 4}
 
 
 async def test_a_task_goes_to_the_smallest_lease_that_has_room_and_its_slots_come_back() -> None:
-    async with Bench(lease_slots=3) as bench:
-        await bench.worker(slots=5)
-        bench.lessor.want(4, 3)
-        await bench.has(3)
-        bench.lessor.want(1, 1)
-        await bench.has(1, 3)
-        first = bench.lessor.take(1, "echo", None)
+    async with LessorOverWorkers(lease_slots=3) as over:
+        await over.worker(slots=5)
+        over.lessor.want(4, 3)
+        await over.has(3)
+        over.lessor.want(1, 1)
+        await over.has(1, 3)
+        first = over.lessor.take(1, "echo", None)
         assert first is not None and first.hold.slots == 1
-        second = bench.lessor.take(2, "echo", None)
+        second = over.lessor.take(2, "echo", None)
         assert second is not None and second.free == 1
-        assert bench.lessor.take(2, "echo", None) is None
-        bench.lessor.give(second, 2)
-        bench.lessor.give(first, 1)
-        assert sorted(bench.lessor.free) == [1, 3]
+        assert over.lessor.take(2, "echo", None) is None
+        over.lessor.give(second, 2)
+        over.lessor.give(first, 1)
+        assert sorted(over.lessor.free) == [1, 3]
 
 
 async def test_a_task_is_only_put_on_a_worker_that_has_it() -> None:
-    async with Bench() as bench:
-        await bench.worker("old", methods={"echo": MethodInfo()}, slots=1)
-        bench.lessor.want(1, 1)
-        await bench.has(1)
-        await bench.worker("new", methods={"echo": MethodInfo(), "fresh": MethodInfo()}, slots=1)
+    async with LessorOverWorkers() as over:
+        await over.worker("old", methods={"echo": MethodInfo()}, slots=1)
+        over.lessor.want(1, 1)
+        await over.has(1)
+        await over.worker("new", methods={"echo": MethodInfo(), "fresh": MethodInfo()}, slots=1)
         await asyncio.sleep(1)
-        assert bench.lessor.take(1, "fresh", None) is None
-        bench.lessor.want(1, 1)
+        assert over.lessor.take(1, "fresh", None) is None
+        over.lessor.want(1, 1)
         async with asyncio.timeout(5):
-            while (lease := bench.lessor.take(1, "fresh", None)) is None:
-                bench.lessor.want(1, 1)
+            while (lease := over.lessor.take(1, "fresh", None)) is None:
+                over.lessor.want(1, 1)
                 await asyncio.sleep(0.05)
         assert lease.worker.id.worker == "new"
-        bench.lessor.give(lease, 1)
+        over.lessor.give(lease, 1)
 
 
 async def test_the_next_lease_is_on_the_worker_that_was_asked_for_a_share_if_it_has_room_and_more_are_elsewhere() -> (
     None
 ):
-    async with Bench() as bench:
+    async with LessorOverWorkers() as over:
         methods = {"echo": MethodInfo(policy=TaskPolicy(max_running=1))}
-        workers = [await bench.worker(name, methods=methods, slots=1) for name in ("w1", "w2", "w3")]
+        workers = [await over.worker(name, methods=methods, slots=1) for name in ("w1", "w2", "w3")]
         asked = ""
         for _ in range(8):
-            bench.lessor.want(1, 1)
-            await bench.has(1)
-            lease = bench.lessor.take(1, "echo", None)
+            over.lessor.want(1, 1)
+            await over.has(1)
+            lease = over.lessor.take(1, "echo", None)
             assert lease is not None and asked in ("", lease.name)
             asked = lease.name
-            bench.lessor.give(lease, 1)
-            bench.lessor.want(0, 0)
-            await bench.has()
-        bench.lessor.want(3, 1)
-        await bench.has(1, 1, 1)
+            over.lessor.give(lease, 1)
+            over.lessor.want(0, 0)
+            await over.has()
+        over.lessor.want(3, 1)
+        await over.has(1, 1, 1)
         assert [len(worker.heard_of(RequestOp.RESERVE)) for worker in workers].count(1) == 2
 
 
 async def test_another_lease_is_asked_for_where_the_share_is_if_the_lease_there_is_in_use() -> None:
-    async with Bench() as bench:
+    async with LessorOverWorkers() as over:
         methods = {"echo": MethodInfo(policy=TaskPolicy(max_running=1)), "other": MethodInfo()}
         for name in ("w1", "w2", "w3"):
-            await bench.worker(name, methods=methods, slots=2)
+            await over.worker(name, methods=methods, slots=2)
         for _ in range(6):
-            bench.lessor.want(1, 1)
-            await bench.has(1)
-            first = bench.lessor.take(1, "echo", None)
-            bench.lessor.want(1, 1)
-            await bench.has(1)
-            second = bench.lessor.take(1, "other", None)
+            over.lessor.want(1, 1)
+            await over.has(1)
+            first = over.lessor.take(1, "echo", None)
+            over.lessor.want(1, 1)
+            await over.has(1)
+            second = over.lessor.take(1, "other", None)
             assert first is not None and second is not None and second.name == first.name
             for lease in (first, second):
-                bench.lessor.give(lease, 1)
-            bench.lessor.want(0, 0)
-            await bench.has()
+                over.lessor.give(lease, 1)
+            over.lessor.want(0, 0)
+            await over.has()
 
 
 async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait() -> None:
-    async with Bench(turn_s=1.0) as bench:
-        worker = await bench.worker(slots=1)
-        bench.lessor.want(10, 1)
-        await bench.has(1)
-        lease = bench.lessor.take(1, "echo", None)
+    async with LessorOverWorkers(turn_s=1.0) as over:
+        worker = await over.worker(slots=1)
+        over.lessor.want(10, 1)
+        await over.has(1)
+        lease = over.lessor.take(1, "echo", None)
         assert lease is not None
         await asyncio.sleep(1.5)
         assert len(worker.heard_of(RequestOp.RELEASE)) == 0, "its task still runs"
-        bench.lessor.give(lease, 1)
-        await bench.has(1)
+        over.lessor.give(lease, 1)
+        await over.has(1)
         assert len(worker.heard_of(RequestOp.RELEASE)) == 1 and len(worker.heard_of(RequestOp.RESERVE)) >= 2
 
 
 async def test_a_lease_on_a_lost_worker_is_no_credit_any_more() -> None:
-    async with Bench() as bench:
-        worker = await bench.worker(slots=2)
-        bench.lessor.want(1, 1)
-        await bench.has(1)
+    async with LessorOverWorkers() as over:
+        worker = await over.worker(slots=2)
+        over.lessor.want(1, 1)
+        await over.has(1)
         await worker.die()
-        bench.taken.clear()
-        await bench.has()
+        over.taken.clear()
+        await over.has()
 
 
 async def test_a_lease_on_a_worker_that_cannot_be_reached_is_no_credit_until_it_is_heard_again() -> None:
-    async with Bench(turn_s=30.0) as bench:
+    async with LessorOverWorkers(turn_s=30.0) as over:
         for name in ("w1", "w2"):
-            await bench.worker(name, slots=2)
-        bench.lessor.want(4, 1)
-        await bench.has_in_all(4)
-        view = bench.rig.router.pools["images"].core.view
-        before, hear = bench.changes, view.heard
+            await over.worker(name, slots=2)
+        over.lessor.want(4, 1)
+        await over.has_in_all(4)
+        view = over.rig.router.pools["images"].core.view
+        before, hear = over.changes, view.heard
         view.heard = lambda worker, now: None if worker.id.worker == "w1" else hear(worker, now)
         view.unreachable(view.workers["w1"])
-        assert sum(bench.lessor.free) == 2
+        assert sum(over.lessor.free) == 2
         await asyncio.sleep(0.2)
-        assert bench.changes > before, "the credit is told again"
-        taken = [lease for _ in range(3) if (lease := bench.lessor.take(1, "echo", None)) is not None]
+        assert over.changes > before, "the credit is told again"
+        taken = [lease for _ in range(3) if (lease := over.lessor.take(1, "echo", None)) is not None]
         assert [lease.worker.id.worker for lease in taken] == ["w2", "w2"]
-        before = bench.changes
+        before = over.changes
         hear(view.workers["w1"], asyncio.get_running_loop().time())
         await asyncio.sleep(0.2)
-        assert bench.changes > before and sum(bench.lessor.free) == 2
+        assert over.changes > before and sum(over.lessor.free) == 2
         for lease in taken:
-            bench.lessor.give(lease, 1)
+            over.lessor.give(lease, 1)
 
 
 async def test_many_slots_in_one_piece_are_waited_for_when_a_task_needs_them_and_else_not() -> None:
-    async with Bench() as bench:
-        await bench.worker(slots=4)
-        bench.lessor.want(4, 4)
-        await bench.has(4)
-        lease = bench.lessor.take(1, "echo", None)
+    async with LessorOverWorkers() as over:
+        await over.worker(slots=4)
+        over.lessor.want(4, 4)
+        await over.has(4)
+        lease = over.lessor.take(1, "echo", None)
         assert lease is not None
-        bench.lessor.want(4, 4)
+        over.lessor.want(4, 4)
         await asyncio.sleep(0.5)
-        assert bench.lessor.free == (3,)
-        bench.lessor.give(lease, 1)
+        assert over.lessor.free == (3,)
+        over.lessor.give(lease, 1)
 
 
 async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_else_are_kept_for_a_while() -> None:
-    async with Bench(idle_s=10.0) as bench:
-        worker = await bench.worker(slots=2)
-        bench.lessor.want(1, 1)
-        await bench.has(1)
-        lease = bench.lessor.take(1, "echo", None)
+    async with LessorOverWorkers(idle_s=10.0) as over:
+        worker = await over.worker(slots=2)
+        over.lessor.want(1, 1)
+        await over.has(1)
+        lease = over.lessor.take(1, "echo", None)
         assert lease is not None
-        bench.lessor.give(lease, 1)
+        over.lessor.give(lease, 1)
         await asyncio.sleep(3)
-        assert bench.lessor.free == (1,), "nobody else needs it"
-        bench.lessor.want(2, 1)
-        await bench.has(1, 1)
-        bench.lessor.want(0, 1)
+        assert over.lessor.free == (1,), "nobody else needs it"
+        over.lessor.want(2, 1)
+        await over.has(1, 1)
+        over.lessor.want(0, 1)
         await asyncio.sleep(0.1)
         assert len(worker.heard_of(RequestOp.RELEASE)) >= 1, "somebody may be waiting for it"
 
 
 async def test_leases_too_small_for_the_next_task_are_given_up_for_one_piece() -> None:
-    async with Bench(lease_slots=1) as bench:
-        await bench.worker(slots=2)
-        bench.lessor.want(2, 1)
-        await bench.has(1, 1)
-        used = bench.lessor.take(1, "resize", None)
+    async with LessorOverWorkers(lease_slots=1) as over:
+        await over.worker(slots=2)
+        over.lessor.want(2, 1)
+        await over.has(1, 1)
+        used = over.lessor.take(1, "resize", None)
         assert used is not None
-        before = bench.changes
-        bench.lessor.want(2, 2)
-        assert bench.lessor.free == () and bench.changes > before
+        before = over.changes
+        over.lessor.want(2, 2)
+        assert over.lessor.free == () and over.changes > before
         await asyncio.sleep(0.5)
-        assert bench.lessor.free == ()  # one of its slots is in use
-        bench.lessor.give(used, 1)
-        await bench.has(2)
+        assert over.lessor.free == ()  # one of its slots is in use
+        over.lessor.give(used, 1)
+        await over.has(2)

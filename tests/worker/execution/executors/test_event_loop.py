@@ -302,7 +302,7 @@ def counting(pool: Pool) -> list[str]:
     return seen
 
 
-BOTH = each_row("method", ["numbers", "plain_numbers"])
+BOTH = in_rows("method", ["numbers", "plain_numbers"])
 
 
 @BOTH

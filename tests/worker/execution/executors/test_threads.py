@@ -222,7 +222,7 @@ def counting(pool: Pool) -> list[str]:
     return seen
 
 
-BOTH = each_row("method", ["numbers", "async_numbers"])
+BOTH = in_rows("method", ["numbers", "async_numbers"])
 
 
 @BOTH

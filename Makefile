@@ -1,7 +1,9 @@
 # Everything works from a fresh clone: the first target that needs .venv creates it and installs into it.
 # `make help` lists the targets.
 
-VENV := .venv
+# Another Python, beside the first: make test PYTHON=python3.13 VENV=.venv-3.13
+PYTHON ?=
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements-dev.txt
@@ -9,8 +11,9 @@ LOCK := requirements-dev.txt
 RELEASE := $(VENV)/release
 # The generator of the documentation site, likewise.
 SITE := $(VENV)/site
-# More test processes than cores: tests spend much of their time waiting for servers and processes.
-JOBS ?= 6
+# More test processes than cores: tests spend much of their time waiting for servers and processes. Each costs the
+# collection of all tests.
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 3)))
 SEEDS ?= 1000
 # Duration of `make chaos`, and of `make fuzz` for each seed.
 MINUTES ?= 10
@@ -19,8 +22,10 @@ NATS ?= embedded
 # LOAD=1 runs tests beside two busy loops: they must also pass on a busy machine.
 LOAD ?=
 ARGS ?=
-BANDIT = $(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --recursive \
-  bus coordinator dispatcher runtime schemas telemetry worker src bench
+# Steps of `make lint` that use one core each.
+LINTS := lint-style lint-mypy lint-pyright lint-bandit lint-site
+# Runs a command that prints only if it fails.
+QUIETLY = @quietly() { if ! output=$$("$$@" 2>&1); then echo "$$output"; exit 1; fi; }; quietly
 PYTEST = NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Every test process imports the same modules: compile them once.
@@ -30,7 +35,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-all check format docs site sim chaos fuzz lock audit sbom wheel clean
+.PHONY: help install demo bench test test-all test-rest lint $(LINTS) check format docs site sim chaos fuzz lock audit sbom \
+  wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -40,7 +46,7 @@ install: $(STAMP) ## make .venv and install into it; done by the other targets w
 # Runs again only when dependencies may have changed: the code itself is an editable install.
 $(STAMP): pyproject.toml $(LOCK)
 	@set -e; \
-	for python in python3 python3.13 python3.12 python3.11 python3.14; do \
+	for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then echo "gangline needs Python 3.11 or later: install it, then run make again" >&2; exit 1; fi; \
@@ -53,10 +59,12 @@ $(STAMP): pyproject.toml $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Only before the first run: otherwise all test processes would compile the same files at once.
+# Only before the first run: otherwise all test processes would compile the same files, and work out the same sets of
+# characters, at once.
 COMPILED := $(VENV)/.compiled
 $(COMPILED): $(STAMP)
 	@ls -d tests/*/ | xargs -P 2 -n 10 $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+	@$(BIN)/python -c 'from hypothesis import strategies; strategies.text().validate()'
 	@touch $@
 
 demo: $(STAMP) ## a real workload on leased slots and gangs and a real nats-server, with kills and a drain
@@ -71,15 +79,33 @@ test: $(COMPILED) ## the quick test suite; LOAD=1: on a busy machine; ARGS="-k l
 test-all: $(COMPILED) ## the whole test suite; NATS=container: with a server from a container
 	@$(PYTEST) --all $(if $(LOAD),--load 2) $(ARGS)
 
-check: $(COMPILED) $(SITE) ## what CI runs: format, lint, types, security lint, documentation site, all tests
+test-rest: $(COMPILED) ## what is left of the whole suite after the quick one
+	@$(PYTEST) --rest $(ARGS)
+
+check: ## format, lint, types, security lint, documentation site, all tests; .ci/run adds a second Python
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test LOAD=1
+	@$(MAKE) --no-print-directory test-rest
+
+lint: $(STAMP) ## format, lint, types, security lint, documentation site: prints only what is wrong
+	@$(MAKE) --no-print-directory --jobs 2 $(LINTS)
+
+lint-style:
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy
-	@$(BIN)/pyright
-	@$(BANDIT)
-	@$(SITE)/bin/python docs/site.py
-	@$(PYTEST) --load 2 --quiet
-	@$(PYTEST) --rest $(ARGS)
+
+lint-mypy:
+	$(QUIETLY) $(BIN)/mypy
+
+lint-pyright:
+	$(QUIETLY) $(BIN)/pyright
+
+lint-bandit:
+	$(QUIETLY) $(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --recursive \
+	  bus coordinator dispatcher runtime schemas telemetry worker src bench
+
+lint-site: $(SITE)
+	$(QUIETLY) $(SITE)/bin/python docs/site.py
 
 format: $(STAMP) ## format the code as `make check` requires
 	@$(BIN)/ruff format .
@@ -132,5 +158,5 @@ wheel: $(STAMP) ## build the wheel in dist/: pip install dist/*.whl
 	@ls dist/*.whl
 
 clean: ## remove everything that make and the tools created
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-* dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

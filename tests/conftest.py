@@ -42,9 +42,10 @@ from gangline.testing.loop import VirtualLoop
 from . import scale
 from .processes import ForkServer
 from .processes.fork_server import be_patient
+from .support import tools
 from .waiting import PATIENCE_S
 
-REAL = ("docker", "processes", "server", "realtime")
+REAL = frozenset({"docker", "processes", "server", "realtime"})
 VIRTUAL_LIMIT_S = 30 * 86_400.0
 
 # Each test process has its own servers. Their threads must not spin for work and compete for the cores, and they
@@ -105,36 +106,43 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: [process.kill() or process.wait() for process in load])
 
 
-def _interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
+def _marks(item: pytest.Item) -> set[str]:
+    return {mark.name for mark in item.iter_markers()}
+
+
+def _is_real(item: pytest.Item) -> bool:
+    return not REAL.isdisjoint(_marks(item))
+
+
+def _interleaved(items: list[pytest.Item], marks: dict[pytest.Item, set[str]]) -> list[pytest.Item]:
     """Interleave tests that wait for servers and processes with tests that compute, so that the cores are always
     busy; the long ones of each kind come first."""
-    waiting = [item for item in items if any(item.get_closest_marker(name) for name in REAL)]
-    waiting.sort(key=lambda item: item.get_closest_marker("processes") is None)
-    computing = [item for item in items if not any(item.get_closest_marker(name) for name in REAL)]
+    waiting = [item for item in items if not REAL.isdisjoint(marks[item])]
+    waiting.sort(key=lambda item: "processes" not in marks[item])
+    computing = [item for item in items if REAL.isdisjoint(marks[item])]
     computing.sort(key=lambda item: "/sim/" not in item.nodeid)
     placed = [(place / len(kind), item) for kind in (waiting, computing) for place, item in enumerate(kind)]
     return [item for _, item in sorted(placed, key=lambda each: each[0])]
 
 
-def _is_more(item: pytest.Item) -> bool:
+def _is_more(item: pytest.Item, marks: set[str]) -> bool:
     """Whether it tells more than the same test of the quick suite: it is not there, repeats more, or is real. All
     others are deterministic."""
-    marked = any(item.get_closest_marker(name) for name in ("long", *REAL))
+    marked = "long" in marks or not REAL.isdisjoint(marks)
     return marked or (isinstance(item, pytest.Function) and "repetitions" in vars(item.module))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = _interleaved(items)
-    if config.getoption("--all"):
-        return
+    marks = {item: _marks(item) for item in items}
+    left_out: list[pytest.Item] = []
     if config.getoption("--rest"):
-        left_out = [item for item in items if not _is_more(item)]
-    else:
-        left_out = [item for item in items if item.get_closest_marker("long")]
+        left_out = [item for item in items if not _is_more(item, marks[item])]
+    elif not config.getoption("--all"):
+        left_out = [item for item in items if "long" in marks[item]]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        without = set(left_out)
-        items[:] = [item for item in items if item not in without]
+    without = set(left_out)
+    items[:] = _interleaved([item for item in items if item not in without], marks)
 
 
 @pytest.hookimpl(trylast=True)
@@ -149,7 +157,11 @@ def pytest_report_header(config: pytest.Config) -> str:
     server = os.environ.get("NATS", "embedded")
     load = config.getoption("--load")
     busy = f" beside {load} busy processes" if load else ""
-    return f"{suite} suite{busy}, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}"
+    missing = ", ".join(f"no {name}" for name in tools.missing())
+    without = f", {missing}: their tests are skipped" if missing else ""
+    return (
+        f"{suite} suite{busy}, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}{without}"
+    )
 
 
 # -- randomness on virtual time -----------------------------------------------------------------------------------
@@ -189,7 +201,7 @@ def _patient() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if any(item.get_closest_marker(name) for name in REAL):
+    if _is_real(item):
         with _patient():
             return (yield)
     with _seeded(f"{os.environ.get('GANGLINE_TEST_SEED', 0)} {item.nodeid}"):
@@ -271,8 +283,7 @@ _LOOP = pytest.StashKey[LoopOfTest]()
 
 def _loop_of(item: pytest.Item) -> LoopOfTest:
     if _LOOP not in item.stash:
-        virtual = not any(item.get_closest_marker(name) for name in REAL)
-        item.stash[_LOOP] = LoopOfTest(virtual=virtual)
+        item.stash[_LOOP] = LoopOfTest(virtual=not _is_real(item))
     return item.stash[_LOOP]
 
 

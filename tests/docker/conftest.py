@@ -15,6 +15,7 @@ import pytest
 
 from gangline.bus.embedded.cluster import free_ports
 
+from ..support.tools import no_docker
 from .plain import Identity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,16 +74,12 @@ def make_secrets(folder: Path, ports: dict[str, int]) -> Path:
 
 @pytest.fixture(scope="session")
 def engine() -> None:
-    try:
-        done = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=30, check=False)
-        said = None if done.returncode == 0 else done.stderr.strip()
-    except OSError as error:
-        said = str(error)
-    if said is None:
+    reason = no_docker()
+    if not reason:
         return
     if os.environ.get("NATS") == "container":
-        pytest.fail(f"NATS=container needs a Docker engine: {said}")
-    pytest.skip(f"no Docker engine runs here: {said}")
+        pytest.fail(f"NATS=container needs a Docker engine: {reason}")
+    pytest.skip(f"no Docker engine runs here: {reason}")
 
 
 @pytest.fixture(scope="session")

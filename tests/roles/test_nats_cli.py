@@ -9,20 +9,19 @@ import asyncio
 import json
 import os
 import re
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import INBOXES
 
+from ..support.tools import NATS
 from ..waiting import PATIENCE_S, until
 from .conftest import PASSWORD, SERVERS, Site, cut, jwts
 
-NATS: Final = os.environ.get("NATS_CLI") or shutil.which("nats") or ""
 pytestmark = [
     pytest.mark.server,
     pytest.mark.skipif(not NATS, reason="no `nats` CLI: install it, or set NATS_CLI to its path"),

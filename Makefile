@@ -46,7 +46,7 @@ install: $(STAMP) ## make .venv and install into it; done by the other targets w
 # Runs again only when dependencies may have changed: the code itself is an editable install.
 $(STAMP): pyproject.toml $(LOCK)
 	@set -e; \
-	for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+	for python in $(or $(PYTHON),python3 python3.15 python3.14 python3.13 python3.12 python3.11); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then echo "gangline needs Python 3.11 or later: install it, then run make again" >&2; exit 1; fi; \

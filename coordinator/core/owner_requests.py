@@ -377,13 +377,17 @@ def _lacks(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
             if place(spec, scheduler_state.inventory.total) is None:
                 missing = lacks(spec, scheduler_state.inventory.total)
                 return [f"{lack.text} (even if all were free)" for lack in missing]
-            if place(spec, scheduler_state.inventory.free) is None:
-                return [lack.text for lack in lacks(spec, scheduler_state.inventory.free)]
+            head = scheduler_state.head
+            # What is kept for a gang is no obstacle to it.
+            kept = head.kept if head is not None and head.gang == gang.id else {}
+            if place(spec, scheduler_state.inventory.free, changes=kept) is None:
+                return [lack.text for lack in lacks(spec, scheduler_state.inventory.free, changes=kept)]
             if gang.not_before > scheduler_state.now:
                 again_s = gang.not_before - scheduler_state.now
                 return [f"tried and refused {count_of(gang.refusals, 'time')}; tries again in {again_s:.2f} s"]
-            ahead = scheduler_state.head.gang if scheduler_state.head is not None else "?"
-            return [f"there is room, but gang {ahead} is ahead and needs it"]
+            if head is None or head.gang == gang.id:
+                return []  # it is its turn
+            return [f"there is room, but gang {head.gang} is ahead and needs it"]
         case GangStep.HOLDING | GangStep.REPAIRING if gang.attempt is not None:
             silent = [str(worker) for worker in gang.attempt.wanted if worker not in gang.attempt.answers]
             return [f"waits for {', '.join(silent)} to answer"]
@@ -405,9 +409,9 @@ def _obstacles(scheduler_state: SchedulerState, gang_id: str, worker: WorkerId) 
     if view is None:
         return []
     found: list[GangObstacle] = []
-    for gang_id in scheduler_state.on.get(worker, {}):
-        slots = sum(seat.slots for seat in scheduler_state.gangs[gang_id].seats_by_worker[worker])
-        found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))
+    for other_id in scheduler_state.on.get(worker, {}):
+        slots = sum(seat.slots for seat in scheduler_state.gangs[other_id].seats_by_worker[worker])
+        found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {other_id}", slots=slots))
     head = scheduler_state.head
     kept = head.kept.get(worker, 0) if head is not None else 0
     if head is not None and kept and head.gang != gang_id:

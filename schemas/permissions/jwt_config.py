@@ -110,7 +110,7 @@ def account_jwts(
         return encode_jwt(keys.accounts[name].public, name, keys.operator, claims, issued_at=at)
 
     tokens = dict[str, str]()
-    for name, found in _accounts(names, users, keys, account, limits).items():
+    for name, found in _accounts(names, users, account, limits).items():
         was, at = earlier.get(keys.accounts[name].public), issued_at
         if was is not None:
             before = int(claims_in(was).get("iat", 0))
@@ -272,7 +272,7 @@ def encode_jwt(
 
 
 def _accounts(
-    names: Names, users: Sequence[User], keys: JwtKeys, account: str, limits: Iterable[tuple[str, str, int]]
+    names: Names, users: Sequence[User], account: str, limits: Iterable[tuple[str, str, int]]
 ) -> dict[str, _Account]:
     tenants = tenants_of(users, account)
     limited = limits_of(tenants, account, limits)

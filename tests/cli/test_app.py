@@ -12,7 +12,7 @@ import pytest
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S
 
 HEAVY = ("pydantic", "pydantic_core", "nats", "msgpack", "opentelemetry", "rich", "uvloop", "asyncio", "watchfiles")

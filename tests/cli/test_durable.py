@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ..support.cases import case
+from ..support.rows import case
 from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]

@@ -9,7 +9,7 @@ from gangline.bus.port.bus import NotPermitted
 from gangline.cli.console.exits import Exit, exit_code_of, one_line, refusals, report
 from gangline.schemas.errors import base as errors
 
-from ..support.cases import case
+from ..support.rows import case
 
 
 def test_the_exit_code_tells_whether_it_failed_was_wrong_or_may_be_tried_again():

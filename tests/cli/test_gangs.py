@@ -16,7 +16,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import GangOperation, Names, public_id
 
 from ..bus.conftest import collect
-from ..support.cases import case
+from ..support.rows import case
 from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]

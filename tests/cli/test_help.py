@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gangline.cli.app import COMMANDS, SECTIONS, gangline
 from gangline.cli.console.help import RenamedCommand, SectionedOption
 
-from ..support.cases import case
+from ..support.rows import case
 
 
 def leaves() -> list[tuple[str, click.Command]]:

@@ -8,7 +8,7 @@ import yaml
 
 from gangline.cli.app import COMMANDS, gangline
 
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S
 
 FILES = {"images.py", "test_images.py", "Dockerfile", "compose.yaml", ".dockerignore"}

@@ -10,7 +10,7 @@ import pytest
 from gangline.cli.console.load import PoolNotFound, load_pool, split, users_traceback
 from gangline.schemas.errors.base import InvalidSettings
 
-from ..support.cases import case
+from ..support.rows import case
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from gangline.cli.console.output import about, duration, slots_bar
 
-from ..support.cases import case
+from ..support.rows import case
 
 
 def test_the_bar_shows_running_reserved_and_free():

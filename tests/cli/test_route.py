@@ -18,7 +18,7 @@ from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.names import Names
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S
 from .conftest import until
 

@@ -21,7 +21,7 @@ from gangline.schemas.records.history import HistoryKind, HistoryRecord
 from gangline.schemas.records.jobs import JobFailure, JobState
 from gangline.schemas.records.workers import Heartbeat, Registration
 
-from ..support.cases import case
+from ..support.rows import case
 
 NOW = time.time()
 TOKEN = "V1StGXR8Z5jdHi6BmyTab"

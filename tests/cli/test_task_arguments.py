@@ -9,7 +9,7 @@ import pytest
 
 from gangline.cli.console.arguments import parse_arguments
 
-from ..support.cases import case
+from ..support.rows import case
 
 
 def test_named_arguments():

@@ -15,8 +15,8 @@ import yaml
 
 from gangline.telemetry.metrics.catalogue import METRICS
 
-from ..support.cases import case
 from ..support.promtool import GET_PROMTOOL, PROMTOOL
+from ..support.rows import case
 
 ROOT = Path(__file__).resolve().parents[2]
 made: Any = runpy.run_path(str(ROOT / "docs" / "dashboards.py"))

@@ -28,7 +28,7 @@ from gangline.schemas.names import Operation
 from gangline.schemas.records import workers as records
 from gangline.schemas.wire import frames, headers
 
-from ..support.cases import case
+from ..support.rows import case
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()

@@ -53,7 +53,7 @@ from gangline.schemas.records.gangs import (
 )
 from gangline.telemetry.metrics import coordinator as coordinator_metrics
 
-from ..support.cases import case
+from ..support.rows import case
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()

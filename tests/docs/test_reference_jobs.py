@@ -9,7 +9,7 @@ from gangline.schemas.messages import jobs as job_messages
 from gangline.schemas.names import DispatcherOperation, JobFeed, Names, QueueOperation
 from gangline.schemas.records import jobs, routes
 
-from ..support.cases import case
+from ..support.rows import case
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
 NAMES = Names("ns")

@@ -19,7 +19,7 @@ from gangline.schemas.records.gangs import GangSetRecord
 from gangline.schemas.records.jobs import JobEvent
 from gangline.schemas.records.workers import Registration
 
-from ..support.cases import case
+from ..support.rows import case
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "json.md").read_text()
 SECTIONS = {

@@ -19,7 +19,7 @@ from gangline.schemas.errors.base import InvalidRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import configuration, parse_limit, parse_user
 
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S, until
 from .conftest import PASSWORD, SERVERS, Site, jwts
 

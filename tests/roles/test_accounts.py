@@ -49,7 +49,7 @@ from gangline.worker.service import Worker
 
 from ..bus.conftest import collect
 from ..support.bus.identities import make_jwt, make_key
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S, until
 from .conftest import NOWHERE, PASSWORD, SERVERS, Site, cut, jwts, unlimited_user
 from .pool import pool as images

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..support.cases import case
+from ..support.rows import case
 
 ROOT = Path(__file__).resolve().parents[2]
 THREATS = "docs/explanation/threat-model.md"

@@ -19,7 +19,7 @@ from gangline.schemas.permissions.roles import Role
 from gangline.worker.pool.pool import Pool
 
 from ..processes import ForkServer
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S, until
 from .conftest import PASSWORD, Site, cut
 from .pool import pool as images

@@ -22,7 +22,7 @@ from gangline.schemas.names import (
 )
 
 from ..scale import repetitions
-from ..support.cases import case
+from ..support.rows import case
 
 names = st.from_regex(r"[A-Za-z0-9_-]{1,128}", fullmatch=True)
 namespaces = st.from_regex(r"[a-z0-9_-]{1,32}", fullmatch=True)

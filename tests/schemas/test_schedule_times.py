@@ -14,7 +14,7 @@ from gangline.schemas import schedules
 from gangline.schemas.errors.base import InvalidSchedule
 from gangline.schemas.schedules import check_schedule, parse_schedule
 
-from ..support.cases import case
+from ..support.rows import case
 from ..waiting import PATIENCE_S
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gangline.schemas.errors.base import InvalidSchedule
 from gangline.schemas.schedules import check_schedule, short_cron
 
-from ..support.cases import case
+from ..support.rows import case
 from ..support.schedules import REFUSED, STALLING, TAKEN
 
 

@@ -12,24 +12,24 @@ from typing import Any
 def in_rows(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Like `pytest.mark.parametrize`, but one case: the rows share their fixtures, and a failure names its row."""
     columns = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
-    cases = [(row,) if len(columns) == 1 else tuple(row) for row in table]
+    rows = [dict(zip(columns, (row,) if len(columns) == 1 else row, strict=True)) for row in table]
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(test):
 
             @functools.wraps(test)
             async def run(**fixtures: Any) -> None:
-                for case in cases:
-                    with _named(columns, case):
-                        await test(**fixtures, **dict(zip(columns, case, strict=True)))
+                for row in rows:
+                    with case(row):
+                        await test(**fixtures, **row)
 
         else:
 
             @functools.wraps(test)
             def run(**fixtures: Any) -> None:
-                for case in cases:
-                    with _named(columns, case):
-                        test(**fixtures, **dict(zip(columns, case, strict=True)))
+                for row in rows:
+                    with case(row):
+                        test(**fixtures, **row)
 
         signature = inspect.signature(test)
         of_fixtures = [each for name, each in signature.parameters.items() if name not in columns]
@@ -40,11 +40,10 @@ def in_rows(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Calla
 
 
 @contextmanager
-def _named(columns: tuple[str, ...], case: tuple[Any, ...]) -> Iterator[None]:
+def case(*row: object) -> Iterator[None]:
+    """A failure inside names the row."""
     try:
         yield
     except BaseException as error:
-        error.add_note(
-            "in the row " + ", ".join(f"{name}={value!r}" for name, value in zip(columns, case, strict=True))
-        )
+        error.add_note(f"for {', '.join(repr(each)[:200] for each in row)}")
         raise

@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from gangline.schemas.errors.base import Saturated, WorkerLost
 from gangline.telemetry.tracing import NO_SPAN, tracer
 
-from ..support.cases import case
+from ..support.rows import case
 
 REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

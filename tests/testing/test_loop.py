@@ -235,6 +235,7 @@ def test_what_crashed_nodes_leave_behind_is_collected_without_a_complaint():
         loop.crash("n1")
 
     loop.run_until_complete(main())
+    gc.collect()  # what other tests have left
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loop.close()

@@ -343,7 +343,7 @@ class MemberTasks:
     def _seat(self, member: LocalMember, lease: GrantedLease, context: TaskContext, run: int) -> None:
         here = member.seats[lease.id]
         gang = GangContext(facts_of(member.form, here.rank, run))
-        link(gang, self._link(member.form, here, context), context)
+        link(gang, self._link(here, context), context)
         seat(context, gang)
 
     def _now(self, early: _Early, member: LocalMember) -> None:
@@ -385,7 +385,7 @@ class MemberTasks:
     def hook_context(self, form: FormRequest, here: LocalSeat) -> GangContext:
         """The context for hooks, which are not tasks."""
         context = GangContext(facts_of(form, here.rank))
-        link(context, self._link(form, here, None))
+        link(context, self._link(here, None))
         return context
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ class MemberTasks:
 
     # -- what a context can ask -----------------------------------------------------------------------------------
 
-    def _link(self, form: FormRequest, here: LocalSeat, task: TaskContext | None) -> GangBinding:
+    def _link(self, here: LocalSeat, task: TaskContext | None) -> GangBinding:
         def now() -> FormRequest | None:
             member = self._core.gangs.member_of(here.lease)
             return None if member is None or member.over else member.form

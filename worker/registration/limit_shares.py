@@ -253,9 +253,8 @@ class LimitShares:
 
     def _next_at(self, kept: _Kept, now: float) -> float | None:
         """When to decide again. Routers that wait for a rate are invited then."""
-        in_use = kept.part.in_use(now)
         idle_at = kept.part.idle_at()
-        next_at = kept.core.next_at(in_use, now, idle_at)
+        next_at = kept.core.next_at(now, idle_at)
         if kept.core.interval_s and kept.limit.pressed:
             self._invite(kept.limit.invited(max(0, kept.part.room(now))))
             if kept.limit.pressed and idle_at is not None:

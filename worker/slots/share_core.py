@@ -361,7 +361,7 @@ class ShareCore:
         record = self._freed(record, min(in_use, own.units))
         return self._begin(record, shares, [each for each in record.waiting if each != self.worker])
 
-    def next_at(self, in_use: int, now: float, idle_at: float | None = None) -> float | None:
+    def next_at(self, now: float, idle_at: float | None = None) -> float | None:
         """When to decide again, if nothing happens before; None: there is no need. `idle_at`: when a unit that is in
         use now becomes idle, if that is known."""
         if self.stale or not self.id_lease.holds(now):

@@ -608,11 +608,11 @@ class FrameServer:
         if not isinstance(lease, GrantedLease):
             self._not_granted(caller, rid, lease, slots, seat)
         elif flags & _SYNC and not self._lease_service.recorded(lease):
-            self._lease_service.in_background(self._grant_recorded(caller, rid, sender, lease.token))
+            self._lease_service.in_background(self._grant_recorded(caller, rid, lease.token))
         else:
             caller.send(pack((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000))))
 
-    async def _grant_recorded(self, caller: FrameResponder, rid: int, sender: RouterHistory, token: str) -> None:
+    async def _grant_recorded(self, caller: FrameResponder, rid: int, token: str) -> None:
         """Answer a reserve once its lease is in the ledger."""
         try:
             lease = await self._lease_service.record(token)

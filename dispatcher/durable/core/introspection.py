@@ -432,13 +432,13 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    elif _wants_slots(queue, scheduler, pool):
+    elif _wants_slots(queue, pool):
         text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: its workers are busy."
         found.append(JobObstacle(kind="slots", text=text))
     return found
 
 
-def _wants_slots(queue: QueueState, scheduler: StartScheduler, pool: PoolCredit) -> bool:
+def _wants_slots(queue: QueueState, pool: PoolCredit) -> bool:
     """Whether it would start if slots were free: a paused queue leases no slots."""
     if queue.rules.paused or not queue.open or not pool.workers or pool.full:
         return False

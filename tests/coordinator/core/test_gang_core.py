@@ -360,6 +360,24 @@ def test_slots_that_are_kept_are_not_said_to_be_in_use_by_tasks():
     assert "gang head (kept for it" in kept.holder and kept.slots == tasks.slots == 1
 
 
+def test_the_head_of_the_queue_is_not_among_its_own_obstacles():
+    world = world_of(3)
+    worker = world.workers[WorkerId("p", "w0")]
+    world.acquire("before", 1)
+    world.flush()
+    worker.plain = 1
+    world.heartbeat(worker)
+    world.flush()
+    world.acquire("head", 1, slots=3)
+    world.advance(6.0)
+    world.heartbeat(worker)
+    world.flush()
+    head = world.core.why("head")
+    assert (worker.kept, head.kept) == ({"head": 1}, {"p.w0": 1})
+    assert [(item.holder, item.slots) for item in head.obstacles] == [("gang before", 1), ("tasks", 1)]
+    assert head.lacks == ("no worker of pool 'p' has 3 slots at once: the most is 1",), "what is kept for it is its own"
+
+
 def test_the_head_may_give_up_in_the_very_moment_in_which_its_keeps_are_renewed():
     world = world_of(2)
     worker = world.workers[WorkerId("p", "w0")]

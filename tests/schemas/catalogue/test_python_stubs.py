@@ -22,7 +22,7 @@ from gangline.schemas.records.workers import MethodInfo
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
-from ...support.cases import case
+from ...support.rows import case
 
 Day = date
 

@@ -20,7 +20,7 @@ from gangline.schemas.messages.operations import (
 )
 from gangline.schemas.wire.frames import Load
 
-from ...support.cases import case
+from ...support.rows import case
 
 REQUESTS = [cls for cls in vars(messages).values() if isinstance(cls, type) and issubclass(cls, messages.Request)]
 REPLIES = [cls for cls in vars(messages).values() if isinstance(cls, type) and issubclass(cls, messages.Reply)]

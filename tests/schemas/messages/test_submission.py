@@ -10,7 +10,7 @@ from gangline.schemas.messages.submission import OF_TASKS, Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 
-from ...support.cases import case
+from ...support.rows import case
 
 NAMES = Names()
 

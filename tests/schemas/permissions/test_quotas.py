@@ -5,7 +5,7 @@ import pytest
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.permissions.quotas import Quota, parse_quotas
 
-from ...support.cases import case
+from ...support.rows import case
 
 
 def test_a_quota_is_for_all_tenants_or_for_one():

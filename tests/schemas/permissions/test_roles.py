@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline.schemas.names import GangOperation, Names, Operation, WorkerId
 from gangline.schemas.permissions.roles import Role, permissions, roles_that_may
 
-from ...support.cases import case
+from ...support.rows import case
 
 MINE = Names("mine")
 P, R, OWN, G, W, D, C, V, OP = Role

@@ -10,7 +10,7 @@ from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, 
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 
-from ...support.cases import case
+from ...support.rows import case
 
 
 def test_pool_and_size_are_short_for_one_bundle():

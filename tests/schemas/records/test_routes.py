@@ -8,7 +8,7 @@ from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.records.routes import EXAMPLE, QueueRules, RouteRecord, parse_route
 from gangline.schemas.wire import codec
 
-from ...support.cases import case
+from ...support.rows import case
 
 
 def test_a_route_is_read_whole() -> None:

@@ -24,7 +24,7 @@ from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.plain_values import pack_plain
 
 from ...scale import repetitions
-from ...support.cases import case
+from ...support.rows import case
 
 scalars = (
     st.none()

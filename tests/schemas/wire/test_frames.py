@@ -13,7 +13,7 @@ from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp
 
 from ...scale import repetitions
-from ...support.cases import case
+from ...support.rows import case
 
 LOAD = Load(running=1, reserved=2, total=4)
 

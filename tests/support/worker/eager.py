@@ -14,8 +14,8 @@ from gangline.worker.execution.executors.eager_start import EagerStarter, EagerT
 
 Work = Callable[..., Coroutine[Any, Any, Any]]
 
-WAYS: tuple[type[EagerStarter], ...] = (Carriers, EagerTasks) if sys.version_info >= (3, 12) else (Carriers,)
-"""All that this Python can do."""
+WAYS: tuple[type[EagerStarter], ...] = (EagerTasks,) if sys.version_info >= (3, 12) else (Carriers,)
+"""What workers use on this Python."""
 
 
 class Piece:

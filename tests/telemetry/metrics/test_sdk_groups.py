@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics.view import (
 from gangline.telemetry.metrics import sdk_groups
 from gangline.telemetry.metrics.instruments import Distribution
 
-from ...support.cases import case
+from ...support.rows import case
 
 BOUNDS = (0.001, 0.01, 0.1, 1)
 DELTA = {Histogram: AggregationTemporality.DELTA}

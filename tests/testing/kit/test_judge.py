@@ -20,7 +20,7 @@ from gangline.testing.kit.records import (
     Trouble,
 )
 
-from ...support.cases import case
+from ...support.rows import case
 
 W1, W1_SECOND, W2, CLIENT = 11, 12, 21, 31
 DRAINED, KILLED = 32, 42

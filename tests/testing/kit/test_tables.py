@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.testing.kit.tables import aligned, percentile
 
-from ...support.cases import case
+from ...support.rows import case
 
 
 def test_percentiles_are_by_nearest_rank():

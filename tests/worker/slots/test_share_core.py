@@ -292,7 +292,7 @@ def test_a_draining_worker_gives_up_what_is_idle_and_leaves_the_record() -> None
 def test_a_worker_at_rest_has_nothing_to_do_at_any_time() -> None:
     a, b = nodes("a", "b", limit=4)
     a.start(0.1)
-    assert a.core.next_at(1, 0.2) is None and b.core.next_at(0, 0.2) is None
+    assert a.core.next_at(0.2) is None and b.core.next_at(0.2) is None
 
 
 def test_a_write_that_does_not_concern_a_worker_makes_it_read_nothing() -> None:
@@ -629,7 +629,7 @@ def test_who_waits_for_a_unit_in_use_gets_it_when_it_is_idle() -> None:
     assert a.start(0.1) and not b.start(0.15)
     b.settle(0.2)
     a.settle(0.2)
-    assert a.core.next_at(1, 0.31, 0.6) == 0.6, "nobody tells it that the unit is idle then"
+    assert a.core.next_at(0.31, 0.6) == 0.6, "nobody tells it that the unit is idle then"
     a.running = 0
     a.settle(0.6)
     b.settle(0.6)

@@ -10,6 +10,7 @@ from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import Load
 
+from ...support.rows import in_rows
 from ...support.worker.rig import Rig, on_rig, task
 
 FORMATS = in_rows("fmt", list(Format))

@@ -79,9 +79,9 @@ def ls(
             full = len(page.jobs) == limit
             further = [*([] if watch else [f"--cursor {page.next}"]), *(["a higher --limit"] if full else [])]
             notes.append(f"there {'are' if full else 'may be'} more: {', or '.join(further) or 'far down the queues'}")
-        for endpoint in page.unanswered:
+        for unanswered in page.unanswered:
             notes.append(
-                f"no dispatcher says which tasks of {endpoint} are running: they are listed as queued or waiting"
+                f"no dispatcher says which tasks of {unanswered} are running: they are listed as queued or waiting"
             )
         return Page(page.jobs, tuple(notes))
 

@@ -44,7 +44,7 @@ def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
     assert "nobody" in listed.stdout and "start 'gangline dispatcher'" in listed.stderr
     assert "dispatcher nobody" in commands.run("queue", "show", "words").stdout
     code, text = line(commands.run("result", job, "-t", "0"))
-    assert (code, "did not end" in text) == (4, True)
+    assert (code, "has not ended yet" in text) == (4, True)
     code, text = line(commands.run("result", job, "-t", "0.2"))
     assert (code, "did not end within 0.2 s" in text, "no dispatcher has the queue" in text) == (3, True, True)
     waiting = commands.start("result", job)

@@ -44,7 +44,7 @@ FINDINGS: dict[str, tuple[str, ...]] = {
     ),
     "H1 an odd header stops a queue": (
         "tests/dispatcher/durable/queue/test_server.py"
-        "::test_odd_headers_of_a_task_stop_neither_its_dead_letter_nor_its_schedule_nor_a_stray",
+        "::test_odd_headers_stop_neither_dead_letters_nor_schedules_nor_strays",
         "tests/dispatcher/durable/persistence/test_outcome_store.py"
         "::test_no_header_and_no_body_keeps_a_task_from_becoming_a_dead_letter",
     ),

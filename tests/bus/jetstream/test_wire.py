@@ -54,7 +54,8 @@ def test_a_stream_takes_rollup_only_with_schedules():
     for schedules in (True, False):
         configuration = stream_configuration("S", replace(SETTINGS, schedules=schedules))
         assert configuration["allow_msg_schedules"] is configuration["allow_rollup_hdrs"] is schedules
-        assert configuration["discard"] == "old" and configuration["allow_msg_ttl"] and configuration["allow_atomic"]
+        assert configuration["discard"] == "old" and configuration["allow_msg_ttl"]
+        assert configuration["allow_atomic"] is False
     assert configuration["duplicate_window"] == 120_000_000_000
 
 

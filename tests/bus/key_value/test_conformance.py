@@ -15,6 +15,12 @@ from ..conftest import collect
 
 
 @pytest.fixture
+def namespace(namespace):
+    """Also the name of a bucket that takes atomic batches, as the ledger does."""
+    return f"{namespace}_LEDGER"
+
+
+@pytest.fixture
 async def open_bucket(connect, namespace):
     """Open this test's bucket over a connection of its own."""
 

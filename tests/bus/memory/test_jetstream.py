@@ -392,15 +392,15 @@ async def test_a_reader_that_missed_a_message_notices_by_the_heartbeat_and_gets_
 
 async def test_a_batch_that_lacks_a_message_is_refused_and_nothing_of_it_is_stored(hub):
     bus = hub.connect()
-    kv = await bus.bucket("b", BucketSettings())
+    kv = await bus.bucket("b_LEDGER", BucketSettings())
     begin = await kv.put("a", b"0")
     batch = {"Nats-Batch-Id": "x"}
-    bus.publish("$KV.b.a", b"1", headers={**batch, "Nats-Batch-Sequence": "1"})
+    bus.publish("$KV.b_LEDGER.a", b"1", headers={**batch, "Nats-Batch-Sequence": "1"})
     last = {**batch, "Nats-Batch-Sequence": "3", "Nats-Batch-Commit": "1"}
-    answer = await bus.request("$KV.b.c", b"3", headers=last, timeout_s=1)
+    answer = await bus.request("$KV.b_LEDGER.c", b"3", headers=last, timeout_s=1)
     assert json.loads(answer.data)["error"]["err_code"] == 10176
     last["Nats-Batch-Sequence"] = "2"
-    answer = await bus.request("$KV.b.c", b"2", headers=last, timeout_s=1)
+    answer = await bus.request("$KV.b_LEDGER.c", b"2", headers=last, timeout_s=1)
     assert json.loads(answer.data)["error"]["err_code"] == 10176, "it is void"
     assert [(entry.key, entry.revision) for entry in await kv.entries(">")] == [("a", begin)]
 
@@ -408,11 +408,11 @@ async def test_a_batch_that_lacks_a_message_is_refused_and_nothing_of_it_is_stor
 async def test_what_expires_is_told_to_taps_without_a_revision_and_a_watch_notices_by_itself(hub):
     told, seen = [], []
     hub.tap(on_change=lambda bucket, entry: told.append((bucket, entry.key, entry.revision, entry.operation)))
-    kv = await hub.connect().bucket("b", BucketSettings())
+    kv = await hub.connect().bucket("b_LEDGER", BucketSettings())
     revision = await kv.put("a", b"0", ttl_s=2)
     await kv.watch(">", lambda entry: seen.append(entry.operation))
     await asyncio.sleep(3)
-    assert told == [("b", "a", revision, KvOperation.PUT), ("b", "a", 0, KvOperation.DELETE)]
+    assert told == [("b_LEDGER", "a", revision, KvOperation.PUT), ("b_LEDGER", "a", 0, KvOperation.DELETE)]
     assert seen == [KvOperation.PUT, KvOperation.DELETE]
     assert await kv.put("a", b"1", revision=0) == revision + 1
 
@@ -420,11 +420,11 @@ async def test_what_expires_is_told_to_taps_without_a_revision_and_a_watch_notic
 async def test_taps_are_told_what_each_write_was_conditioned_on(hub):
     told = []
     hub.tap(on_write=lambda writer, bucket, writes: told.append((writer, bucket, list(writes))))
-    kv = await hub.connect("w").bucket("b", BucketSettings())
+    kv = await hub.connect("w").bucket("b_LEDGER", BucketSettings())
     first = await kv.put("a", b"0")
     writes = [KvWrite(key="b", value=b"1", revision=first, condition_key="a"), KvWrite(key="a", value=None)]
     await kv.commit(writes)
-    assert told == [("w", "b", [KvWrite(key="a", value=b"0")]), ("w", "b", writes)]
+    assert told == [("w", "b_LEDGER", [KvWrite(key="a", value=b"0")]), ("w", "b_LEDGER", writes)]
 
 
 async def test_a_request_that_is_not_served_in_memory_is_refused(hub):
@@ -444,7 +444,7 @@ def test_what_has_expired_before_its_timer_is_set_goes_on_each_loop(run_loop, mo
     async def life():
         loop = asyncio.get_running_loop()
         bus = MemoryServer().connect("client")
-        kv = await bus.bucket("b", BucketSettings())
+        kv = await bus.bucket("b_LEDGER", BucketSettings())
         with monkeypatch.context() as patch:
             patch.setattr(stream_store, "server_time", lambda: loop.time() - 10.0)
             for key in ("one", "two"):

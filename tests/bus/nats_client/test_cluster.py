@@ -20,6 +20,12 @@ pytestmark = pytest.mark.server
 COPIES = BucketSettings(storage=Storage.FILE, replicas=3)
 
 
+@pytest.fixture
+def namespace(namespace):
+    """Also the name of a bucket that takes atomic batches, as the ledger does."""
+    return f"{namespace}_LEDGER"
+
+
 async def leader_of(bus, name):
     found = await bus.api.call(f"STREAM.INFO.KV_{name}", what="look")
     return found["cluster"]["leader"], [peer["name"] for peer in found["cluster"]["replicas"]]

@@ -282,10 +282,11 @@ async def test_an_older_server_is_refused_with_its_version(connect_to, nats_url,
 
 async def test_a_bucket_made_by_others_without_what_we_need_is_refused(connect_to, nats_url, namespace):
     bus = await connect_to(nats_url)
-    plain = {"name": f"KV_{namespace}", "subjects": [f"$KV.{namespace}.>"], "max_msgs_per_subject": 1}
-    await bus.api.call(f"STREAM.CREATE.KV_{namespace}", {**plain, "storage": "memory"}, what="make it")
+    name = f"{namespace}_LEDGER"
+    plain = {"name": f"KV_{name}", "subjects": [f"$KV.{name}.>"], "max_msgs_per_subject": 1}
+    await bus.api.call(f"STREAM.CREATE.KV_{name}", {**plain, "storage": "memory"}, what="make it")
     with pytest.raises(InvalidSettings, match="allow_atomic.*nats stream edit"):
-        await bus.bucket(namespace, BucketSettings())
+        await bus.bucket(name, BucketSettings())
 
 
 async def test_more_copies_than_servers_is_an_error_that_says_so(connect_to, nats_url, namespace):

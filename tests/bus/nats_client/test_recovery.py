@@ -25,6 +25,12 @@ from ..conftest import collect, happens, impatient
 pytestmark = pytest.mark.server
 
 
+@pytest.fixture
+def namespace(namespace):
+    """Also the name of a bucket that takes atomic batches, as the ledger does."""
+    return f"{namespace}_LEDGER"
+
+
 async def delete_bucket(bus, name):
     await bus.api.call(f"STREAM.DELETE.KV_{name}", what="delete the bucket")
 

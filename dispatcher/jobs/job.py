@@ -415,12 +415,13 @@ class Job(Generic[Result]):
             async with asyncio.timeout(timeout_s):
                 record = await wait_for_record(self._queries, self._ref)
         except TimeoutError as error:
-            record = await self._record_now() if timeout_s is not None and timeout_s < _LOOK_UP_S else None
-            if record is None:
+            ended = await self._record_now() if timeout_s is not None and timeout_s < _LOOK_UP_S else None
+            if ended is None:
                 within = f"did not end within {timeout_s:g} s" if timeout_s else "has not ended yet"
                 raise DeadlineExceeded(
                     f"job {self.id!r} {within}; it continues", may_have_started=True, details={"job": self.id}
                 ) from error
+            record = ended
         value: Any = await value_of(self._queries.streams, record)
         if self._task is not None and not self._task.streams:
             value = self._task.decode(value)

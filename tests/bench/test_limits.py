@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.limits import Load, Moves, imagine
 from gangline.bus.port.bus import KvEntry, KvOperation
 from gangline.schemas.records.workers import HeldShare, LimitRecord
@@ -27,6 +29,7 @@ def test_a_move_is_a_unit_that_another_worker_has_afterwards() -> None:
     assert (moves.moved, moves.writes) == (3, 3)
 
 
+@pytest.mark.long
 async def test_units_are_in_use_nearly_always_and_workers_write_less_than_once_for_each_execution() -> None:
     found = await imagine(Load(max_running=4, callers=16), SECONDS)
     assert found.of_ideal > 0.9 and found.moves_per_s > 0

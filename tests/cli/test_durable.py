@@ -94,6 +94,7 @@ def test_a_cancellation_with_a_reason_is_recorded_and_says_how_it_went(commands)
     ]
 
 
+@pytest.mark.long
 def test_schedules_are_listed_paused_resumed_and_removed(commands):
     dispatcher = commands.start("dispatcher")
     dispatcher.await_output(r"dispatcher\.started")
@@ -118,6 +119,7 @@ def test_schedules_are_listed_paused_resumed_and_removed(commands):
     assert line(commands.run("schedules", "rm", "nightly"))[0] == 1
 
 
+@pytest.mark.long
 def test_removing_a_schedule_that_a_task_declares_says_that_it_comes_back(commands):
     (commands.folder / "ticking.py").write_text(
         "import gangline\n"
@@ -245,6 +247,7 @@ def test_watching_a_task_without_events_says_that_its_states_are_not_told(comman
     assert watch.wait() == 1
 
 
+@pytest.mark.long
 def test_items_of_a_submitted_task_are_read_late(commands, running):
     job = commands.run("submit", "words.each", '["a b c"]').stdout.strip()
     for _ in range(2):
@@ -283,6 +286,7 @@ def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
     assert commands.json("dead", "ls") == []
 
 
+@pytest.mark.long
 def test_a_dead_run_of_a_schedule_is_listed_replayed_and_removed_by_one_name(commands, running):
     options = ("--cron", "@every 1s", "--idempotency-key", "nightly", "--max-attempts", "1")
     commands.run("submit", "words.fail", '["bad luck"]', *options)

@@ -98,6 +98,7 @@ async def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(comman
     assert commands.json("gang", "show", gang)["reason"] == "released"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_that_is_interrupted_while_it_waits_is_withdrawn(commands, running, number):
     first = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
@@ -136,6 +137,7 @@ def test_why_tells_which_gangs_and_leases_are_in_the_way(commands, running):
     until(lambda: commands.json("gang", "show", waiting["id"])["state"] == "formed", "not formed")
 
 
+@pytest.mark.long
 def test_a_task_is_submitted_to_a_set(commands, running):
     dispatcher = commands.start("dispatcher")
     dispatcher.await_output(r"dispatcher\.started")
@@ -150,6 +152,7 @@ def test_a_task_is_submitted_to_a_set(commands, running):
     assert commands.json("submit", "herd.shout", '["loud"]', "--wait") == ["LOUD", "LOUD"]
 
 
+@pytest.mark.long
 async def test_what_is_held_of_a_gang_of_a_set_is_listed_where_it_is_asked_for(commands, running, nats_url, namespace):
     (commands.folder / "set.yaml").write_text(SET)
     assert commands.run("gangset", "apply", "set.yaml").returncode == 0
@@ -164,6 +167,7 @@ async def test_what_is_held_of_a_gang_of_a_set_is_listed_where_it_is_asked_for(c
     assert (commands.run("leases", "--gangs", "--watch")).returncode == 2
 
 
+@pytest.mark.long
 async def test_the_slowest_rank_of_a_gang_is_shown_while_it_runs_and_after_it_has_ended(
     commands, running, nats_url, namespace
 ):
@@ -268,6 +272,7 @@ def test_without_a_coordinator_it_says_what_to_start(commands):
     assert done.returncode == 0 and "no coordinator leads" in done.stderr
 
 
+@pytest.mark.long
 def test_bad_requests_are_one_line_and_a_code(commands, running):
     cases = {
         ("gang", "acquire", "words", "0"): (2, "size: Input should be greater"),
@@ -312,6 +317,7 @@ def test_health_sees_a_coordinator(commands):
     assert (done.returncode, done.stdout.strip()) == (0, "gangline-coordinator")
 
 
+@pytest.mark.long
 def test_shards_are_started_by_name_and_pools_and_no_pool_is_kept_twice(commands):
     coordinator = commands.start("coordinator", "--shard", "east", "--pools", "words, other")
     coordinator.await_output(r"coordinator\.leads")

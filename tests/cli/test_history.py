@@ -18,6 +18,7 @@ def kinds(commands, *options: str) -> list[str]:
     return [record["kind"] for record in commands.json("history", *options)]
 
 
+@pytest.mark.long
 def test_what_processes_and_operators_did_is_shown(commands):
     coordinator = commands.start("coordinator")
     coordinator.await_output(r"coordinator\.leads")

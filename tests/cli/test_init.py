@@ -28,6 +28,7 @@ def test_a_project_has_a_pool_a_test_and_what_containers_need(project):
         assert "$" not in file.read_text().replace("${GANGLINE_IMAGE}", ""), file
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_its_test_passes(project, forks):
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_images.py")

@@ -28,6 +28,7 @@ async def long() -> str:
 """
 
 
+@pytest.mark.long
 def test_a_task_that_ends_while_both_are_replaced_starts_once(commands):
     (commands.folder / "rolls.py").write_text(POOL)
     dispatcher = commands.start("dispatcher")

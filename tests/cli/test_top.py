@@ -222,6 +222,7 @@ async def test_a_job_is_cancelled_after_asking_for_the_reason():
             assert (entry.action, entry.target, entry.reason) == ("cancel", chosen.id, "wrong")
 
 
+@pytest.mark.long
 async def test_a_job_and_a_gang_that_wait_are_told_when_they_can_start():
     async with (
         cluster(POOL, dispatcher=True, coordinator=True) as client,

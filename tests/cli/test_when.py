@@ -97,6 +97,7 @@ def test_what_is_to_be_drained_is_named_in_one_way(invoke, arguments):
     assert invoke("drain", *arguments).exit_code == 2
 
 
+@pytest.mark.long
 def test_when_a_task_behind_slots_can_start_follows_from_the_tasks_before_it_and_from_drains(commands):
     commands.start("dispatcher").await_output(r"dispatcher\.started")
     worker = commands.start("worker", "words:pool", "--id", "w1", "--slots", "1", "--drain-grace", "300")
@@ -122,6 +123,7 @@ def test_when_a_task_behind_slots_can_start_follows_from_the_tasks_before_it_and
     assert drained["no_later_than_s"] is None and drained["about_s"] is None, "no slot is left"
 
 
+@pytest.mark.long
 def test_when_a_task_behind_its_key_can_start_follows_from_the_older_one_of_the_key(commands):
     commands.start("dispatcher").await_output(r"dispatcher\.started")
     serve(commands, "w1")

@@ -148,6 +148,7 @@ def test_killed_supervisors_leave_no_process_behind(two):
         wait_gone(pid)
 
 
+@pytest.mark.long
 @pytest.mark.server
 @pytest.mark.processes
 def test_dev_replaces_all_workers_of_all_pools_at_once(two):

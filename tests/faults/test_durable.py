@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.server, pytest.mark.processes]
 TASKS = repetitions(200, whole=1000)
 
 
+@pytest.mark.long
 async def test_a_worker_may_be_killed_under_many_tasks(trial: Trial) -> None:
     checked(await worker_killed(trial, TASKS))
 
@@ -34,6 +35,7 @@ async def test_the_dispatcher_may_be_killed_under_many_tasks(trial: Trial) -> No
     assert "0 started twice" in row.note
 
 
+@pytest.mark.long
 async def test_the_server_may_be_killed_under_many_tasks(trial: Trial) -> None:
     checked(await server_killed(trial, TASKS))
 

@@ -64,10 +64,12 @@ async def test_two_gangs_of_2_on_3_slots_never_deadlock(trial: Trial) -> None:
     checked(await two_on_three(trial, rounds=repetitions(10, whole=100)))
 
 
+@pytest.mark.long
 async def test_a_gang_of_8_gets_its_slots_under_a_flood_of_calls(trial: Trial) -> None:
     checked(await eight_under_flood(trial))
 
 
+@pytest.mark.long
 async def test_callers_of_other_standing_gangs_see_nothing_of_a_dead_member(trial: Trial) -> None:
     checked(await member_killed(trial, watched_s=repetitions(1, whole=5)))
 
@@ -80,6 +82,7 @@ async def test_a_worker_that_wakes_beside_its_successor_is_in_nobodys_way(trial:
     checked(await woken_twin(trial))
 
 
+@pytest.mark.long
 async def test_gangs_form_on_many_workers_and_among_many_more(trial: Trial) -> None:
     checked(
         await time_to_form(trial, more=repetitions(100, whole=1000), workers=repetitions(5, whole=16), settle_s=0.0)

@@ -26,6 +26,7 @@ print(json.dumps([run(seed, **kind).digest for seed, kind in json.loads(sys.argv
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hashes", HASHES)
 def test_seeds_replay_in_another_process_with_other_hashes(hashes):
     """One process for all kinds of plans: a new interpreter, since hashes are settled when it starts."""

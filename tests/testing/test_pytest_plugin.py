@@ -126,6 +126,7 @@ async def test_works(gangline_client):
     assert "assert 2 == 3" in told
 
 
+@pytest.mark.long
 def test_virtual_time_takes_no_time_in_tasks_of_all_executors(run):
     counts, told = run(
         """
@@ -248,6 +249,7 @@ async def test_unknown_option(gangline_client): ...
     assert "has no option 'worker'" in told
 
 
+@pytest.mark.long
 def test_it_works_with_xdist_and_anyio(run):
     counts, told = run(
         """
@@ -283,6 +285,7 @@ def test_plain(): ...
     assert done.stdout.strip() == "['gangline', 'gangline.pytest_plugin']"
 
 
+@pytest.mark.long
 def test_the_tests_on_the_page_about_testing_pass(run, tmp_path):
     page = (ROOT / "docs" / "how-to" / "test-your-tasks.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

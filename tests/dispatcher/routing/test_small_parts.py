@@ -227,6 +227,7 @@ def test_each_reason_on_the_wire_has_a_fate() -> None:
 # -- hashing ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hashes_do_not_depend_on_the_process() -> None:
     code = "from gangline.dispatcher.routing.worker_table import *; print(fingerprint('a'), score(fingerprint('k'), 7))"
     outputs = {

@@ -448,6 +448,7 @@ async def test_without_pidfd_the_end_of_a_child_is_still_noticed(pool, monkeypat
         assert await harness.value("add", a=1) == 2
 
 
+@pytest.mark.long
 async def test_no_file_is_left_open(pool, new_interpreters):
     def open_files() -> set[str]:
         return set(os.listdir("/proc/self/fd"))

@@ -126,10 +126,8 @@ def _interleaved(items: list[pytest.Item], marks: dict[pytest.Item, set[str]]) -
 
 
 def _is_more(item: pytest.Item, marks: set[str]) -> bool:
-    """Whether it tells more than the same test of the quick suite: it is not there, repeats more, or is real. All
-    others are deterministic."""
-    marked = "long" in marks or not REAL.isdisjoint(marks)
-    return marked or (isinstance(item, pytest.Function) and "repetitions" in vars(item.module))
+    """Whether it tells more than the same test of the quick suite: it is not there, or repeats more."""
+    return "long" in marks or (isinstance(item, pytest.Function) and "repetitions" in vars(item.module))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 """How much of the suite runs: the quick suite by default, everything with `pytest --all` (`make test-all`).
 
-After the quick suite, `pytest --rest` runs what is left of everything: tests that are long, real ones, and those of
+After the quick suite, `pytest --rest` runs what is left of everything: tests that are long, and those of
 modules that use `repetitions`. The others are deterministic, so they would only do the same once more.
 
 The quick suite leaves out repetition and breadth, never a kind of check. A test declares this in one of two ways:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ..runtime.clock import Environment
+from ..runtime.tasks import TaskSet, set_within
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
 from .nats_client.connect import open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication, publications
+from .nats_client.refusals_core import Refusal, RefusalTable, Right
 from .nats_client.request_reply import ReplyMultiplexer
 from .port.bus import (
     Answered,
@@ -83,18 +85,19 @@ class NatsBus:
         self._loop = asyncio.get_running_loop()
         # A different level from `<inbox>.*`, to which callers subscribe.
         self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop, ambient.token)
-        self._checked: set[str] = set()
+        self._checked: dict[str, int] = {}
         """Subjects that may be published to, and all but their last parts, so that each is checked only once. Limited
-        in number."""
+        in number. With the number of pings sent before."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
         self._opened = OpenedStorage(self)
         self._closed = False
-        self._refused: set[str] = set()
-        """Subjects that the server forbade us to subscribe to."""
+        self._refusals = RefusalTable()
         self._untold: set[str] = set()
-        """Those of `_refused` that were not reported yet."""
-        self._forbidden: set[str] = set()
-        """Subjects that the server forbade us to publish to. Limited in number."""
+        """Subscriptions that were refused at first, and not reported by `flush` yet."""
+        self._attempts = TaskSet("attempts at what was refused")
+        self._regaining: asyncio.Task[None] | None = None
+        self._look = asyncio.Event()
+        """`_regaining` looks again at what is refused."""
         self._client: BufferedNatsClient
         self.api = JetStreamApi(self, timeout_s=settings.storage_timeout_s)
 
@@ -106,8 +109,8 @@ class NatsBus:
         except BaseException:
             await self._client.shut()
             raise
-        if self._replies.pattern in self._refused:
-            await self._client.shut()
+        if self._refusals.get(Right.SUBSCRIBE, self._replies.pattern) is not None:
+            await self.close()
             raise NotPermitted(
                 f"this user may not subscribe to its inbox {self._replies.pattern!r}: set `inbox_prefix` "
                 f"(--inbox-prefix) to what its permissions allow, or allow '{self.settings.inbox_prefix}.>'"
@@ -202,8 +205,9 @@ class NatsBus:
         return Disconnected("no connection to a nats-server right now: nothing was sent; try again when it is back")
 
     def _check_subject(self, subject: str) -> None:
-        if subject in self._forbidden:
-            raise _not_permitted("publish to", subject)
+        refusal = self._refusals.get(Right.PUBLISH, subject)
+        if refusal is not None and (refusal.trying or self._loop.time() < refusal.again_at):
+            raise _not_permitted(Right.PUBLISH, subject)
         # A requester has an inbox for each of its requests: another last part, behind what was checked before.
         stem, _, last = subject.rpartition(".")
         sibling = stem in self._checked and last.isalnum() and len(subject) <= _MAX_SIBLING_CHARS
@@ -214,11 +218,15 @@ class NatsBus:
             if _WILDCARD.search(subject):
                 raise InvalidName(f"subject {subject[:80]!r} has a wildcard: publish to one subject")
             self._check_length(subject)
+        if refusal is not None:  # this message is the attempt, and others are refused until its fate is known
+            self._refusals.begin([refusal])
+            self._attempts.start(self._confirm([refusal]))
+            return
         if len(self._checked) >= _MAX_CHECKED_SUBJECTS:
             self._checked.clear()
-        self._checked.add(subject)
-        if stem and stem not in self._forbidden:
-            self._checked.add(stem)
+        self._checked[subject] = pings = self._client.pings_sent
+        if stem and self._refusals.get(Right.PUBLISH, stem) is None:
+            self._checked.setdefault(stem, pings)
 
     @staticmethod
     def _check_length(subject: str) -> None:
@@ -297,8 +305,9 @@ class NatsBus:
         self._check_length(subject)
         if self._closed:
             raise self._unusable()
-        if subject in self._refused:
-            raise _not_permitted("subscribe to", subject)
+        refusal = self._refusals.get(Right.SUBSCRIBE, subject)
+        if refusal is not None and (refusal.trying or self._loop.time() < refusal.again_at):
+            raise _not_permitted(Right.SUBSCRIBE, subject)
         return NatsSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
 
     async def ping(self) -> None:
@@ -310,7 +319,7 @@ class NatsBus:
         await self.ping()
         untold, self._untold = self._untold, set()
         if untold:
-            raise _not_permitted("subscribe to", *sorted(untold))
+            raise _not_permitted(Right.SUBSCRIBE, *sorted(untold))
 
     # -- storage --------------------------------------------------------------------------------------------------
 
@@ -341,8 +350,13 @@ class NatsBus:
             except Exception:
                 log.exception("a listener of the connection failed", extra={"action": "bus.listener_failed"})
 
+    def lost_rights(self) -> list[str]:
+        now = self._loop.time()
+        return [f"may not {lost.right.value} {lost.subject!r} any more" for lost in self._refusals.lost(now)]
+
     def on_disconnected(self, reason: str) -> None:
         """See ConnectionObserver."""
+        self._refusals.begin(self._refusals.of(Right.SUBSCRIBE))  # the next connection begins with all subscriptions
         log.warning(
             "lost the connection to the nats-server (%s); trying again until it is back",
             reason,
@@ -357,14 +371,16 @@ class NatsBus:
         self._announce(ConnectionEvent.DISCONNECTED)
 
     def on_reconnected(self) -> None:
-        # A user whose permissions change is disconnected.
-        self._refused.clear()
-        self._forbidden.clear()
+        for refusal in self._refusals.of(Right.PUBLISH):
+            refusal.again_at = self._loop.time()
+        self._say_permitted(self._refusals.confirm(self._refusals.of(Right.SUBSCRIBE)))
+        self._look.set()
         log.info("reconnected to the nats-server", extra={"action": "bus.reconnected", "bus": self.name})
         self._announce(ConnectionEvent.RECONNECTED)
 
     def on_closed(self) -> None:
         self._closed = True
+        self._look.set()
         self._replies.fail(lambda _: ClosedError("this connection was closed while waiting for an answer"))
         self._announce(ConnectionEvent.CLOSED)
 
@@ -376,41 +392,94 @@ class NatsBus:
         if found is None:
             log.error("error from the nats-server: %s", text, extra={"action": "bus.server_error", "bus": self.name})
             return
-        kind, subject = found.group(1).lower(), found.group(2)
-        what = "publish to" if kind == "publish" else "subscribe to"
-        told = kind == "publish" and self._replies.fail(lambda _: _not_permitted(what, subject), subject=subject)
-        log.log(
-            # If a request was waiting for an answer from there, its caller gets the error, and may have expected it.
-            logging.DEBUG if told else logging.ERROR,
-            "%s",
-            _forbidden(what, subject),
-            extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name, "told": told},
-        )
-        if kind == "subscription":
-            self._refused.add(subject)
-            self._untold.add(subject)
+        right = Right.PUBLISH if found.group(1).lower() == "publish" else Right.SUBSCRIBE
+        subject, now = found.group(2), self._loop.time()
+        told = right is Right.PUBLISH and self._replies.fail(lambda _: _not_permitted(right, subject), subject=subject)
+        lost = self._client.has_subscribed(subject) if right is Right.SUBSCRIBE else self._has_published(subject)
+        self._refusals.sweep(now)
+        refusal = self._refusals.refused(right, subject, now, lost=lost)
+        if refusal is None:
             return
-        # From now on `publish` raises, too.
-        self._checked.discard(subject)
-        if len(self._forbidden) >= _MAX_CHECKED_SUBJECTS:
-            self._forbidden.clear()
-        self._forbidden.add(subject)
+        # If a request was waiting for an answer from there, its caller gets the error, and may have expected it.
+        refusal.loud = refusal.loud and (lost or not told)
+        log.log(
+            logging.ERROR if refusal.loud else logging.DEBUG,
+            "%s%s",
+            _forbidden(right, subject),
+            "; it was allowed before, and is tried again every few seconds" if lost else "",
+            extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name, "told": told, "lost": lost},
+        )
+        if right is Right.PUBLISH:
+            self._checked.pop(subject, None)  # from now on `publish` raises, too
+            return
+        if not lost:
+            self._untold.add(subject)
+        self._look.set()
+        if self._regaining is None or self._regaining.done():
+            self._regaining = self._attempts.start(self._regain())
+
+    def _has_published(self, subject: str) -> bool:
+        """Whether the server has ever answered after a message to this subject, which it would have refused before."""
+        pings = self._checked.get(subject)
+        if pings is None:
+            pings = self._checked.get(subject.rpartition(".")[0])
+        return pings is not None and pings < self._client.pings_answered
+
+    async def _regain(self) -> None:
+        """Subscribe again to what was refused, from time to time, until nothing is."""
+        while not self._closed and (refused := self._refusals.of(Right.SUBSCRIBE)):
+            self._look.clear()
+            now = self._loop.time()
+            due = [refusal for refusal in refused if refusal.again_at <= now] if self.connected else []
+            for refusal in due:
+                if not self._client.subscribe_again(refusal.subject):
+                    self._refusals.forget(refusal)
+            if due:
+                self._refusals.begin(due)
+                await self._confirm(due)
+            else:
+                pause_s = min(refusal.again_at for refusal in refused) - now if self.connected else None
+                await (self._look.wait() if pause_s is None else set_within(self._look, pause_s))
+
+    async def _confirm(self, attempts: list[Refusal]) -> None:
+        """Wait until the server has seen these attempts."""
+        try:
+            await self._client.ping(_FLUSH_TIMEOUT_S)
+        except (Disconnected, ClosedError):
+            self._refusals.postpone(attempts, self._loop.time())
+            return
+        ended = self._refusals.confirm(attempts)
+        self._say_permitted(ended)
+        if any(refusal.right is Right.SUBSCRIBE for refusal in ended):
+            # What was sent meanwhile did not reach us, as after a reconnect.
+            self._announce(ConnectionEvent.RECONNECTED)
+
+    def _say_permitted(self, ended: list[Refusal]) -> None:
+        for refusal in ended:
+            log.log(
+                logging.INFO if refusal.loud else logging.DEBUG,
+                "the nats-server permits this user again to %s %r",
+                refusal.right.value,
+                refusal.subject,
+                extra={"action": "bus.permitted", "subject": refusal.subject, "bus": self.name},
+            )
 
     async def close(self) -> None:
         self._opened.stop()
         await self._client.shut()
+        await self._attempts.stop()
 
 
-def _not_permitted(what: str, *subjects: str) -> NotPermitted:
-    return NotPermitted(_forbidden(what, *subjects), details={"subject": ", ".join(subjects)})
+def _not_permitted(right: Right, *subjects: str) -> NotPermitted:
+    return NotPermitted(_forbidden(right, *subjects), details={"subject": ", ".join(subjects)})
 
 
-def _forbidden(what: str, *subjects: str) -> str:
+def _forbidden(right: Right, *subjects: str) -> str:
     """Who may, if the subjects are Gangline's, and what to do."""
     from ..schemas.permissions.roles import roles_that_may
 
-    text = f"the nats-server forbids this user to {what} {', '.join(subjects)!r}"
-    roles = roles_that_may(*subjects, publish=what == "publish to")
+    text = f"the nats-server forbids this user to {right.value} {', '.join(subjects)!r}"
+    roles = roles_that_may(*subjects, publish=right is Right.PUBLISH)
     if not roles:
         return f"{text}: change the user's permissions, or connect as another one"
     *others, last = roles

@@ -365,6 +365,9 @@ class MemoryConnection:
 
         return stop
 
+    def lost_rights(self) -> list[str]:
+        return []
+
     def tell(self, event: ConnectionEvent) -> None:
         """Notify the listeners on the loop's next turn."""
         for listener in list(self._listeners):

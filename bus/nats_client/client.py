@@ -19,7 +19,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nats import errors as nats_errors
 from nats.aio.client import Client, __version__
@@ -56,6 +56,15 @@ def check_client_version(version: str) -> None:
 check_client_version(NATS_PY_VERSION)
 
 
+class Interest(NamedTuple):
+    """One subscription."""
+
+    subject: str
+    command: bytes
+    after_pings: int
+    """So many pings were sent before it."""
+
+
 class BufferedNatsClient(ReconnectingClient):
     """See the module's docstring. One instance is one connection, and is opened once."""
 
@@ -63,8 +72,8 @@ class BufferedNatsClient(ReconnectingClient):
         super().__init__(observer, jitter=jitter, wants_tls=wants_tls)
         self._flush_scheduled = False
         self._deliveries: dict[bytes, Callable[[Message], None]] = {}
-        self._interests: dict[bytes, bytes] = {}
-        """The SUB command of each subscription by sid; sent again after a reconnect."""
+        self._interests: dict[bytes, Interest] = {}
+        """By sid; subscribed again after a reconnect."""
         self._last_sid = 0
         self._background = TaskSet("connection")
         self._turn_end: list[Callable[[], None]] = []
@@ -176,7 +185,7 @@ class BufferedNatsClient(ReconnectingClient):
         sid = str(self._last_sid).encode()
         command = f"SUB {subject} {queue} {self._last_sid}\r\n".encode()
         self._deliveries[sid] = deliver
-        self._interests[sid] = command
+        self._interests[sid] = Interest(subject, command, self.pings_sent)
         if self.ready:
             self.send(command)
         return sid
@@ -200,8 +209,21 @@ class BufferedNatsClient(ReconnectingClient):
         finally:
             self._deliveries.pop(sid, None)
 
+    def subscribe_again(self, subject: str) -> bool:
+        """Send once more what subscribes to this subject; False: nothing does any more."""
+        commands = [interest.command for interest in self._interests.values() if interest.subject == subject]
+        if commands and self.ready:
+            self.send(b"".join(commands))
+        return bool(commands)
+
+    def has_subscribed(self, subject: str) -> bool:
+        """Whether the server has ever answered after a subscription to this subject, which it would have refused
+        before."""
+        answered = self.pings_answered
+        return any(one.subject == subject and one.after_pings < answered for one in self._interests.values())
+
     def _subscribe_again(self) -> bytes:
-        return b"".join(self._interests.values())
+        return b"".join(interest.command for interest in self._interests.values())
 
     def _forget_subscriptions(self) -> None:
         self._deliveries.clear()

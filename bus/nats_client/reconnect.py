@@ -54,6 +54,12 @@ class ReconnectingClient(Client):
         self._wants_tls = wants_tls
         self._loop = asyncio.get_running_loop()
         self._over = False
+        self.pings_sent = 0
+
+    @property
+    def pings_answered(self) -> int:
+        """Of `pings_sent`. The server answers in order, so what it has refused of all that was sent before is known."""
+        return self.pings_sent - len(self._pongs)
 
     @property
     def is_closed(self) -> bool:
@@ -203,6 +209,7 @@ class ReconnectingClient(Client):
         self._write_pending()  # nats-py's own flush sends its PING before pending commands
         pong: asyncio.Future[Any] = self._loop.create_future()
         self._pongs.append(pong)
+        self.pings_sent += 1
         self._transport.write(b"PING\r\n")
         try:
             async with asyncio.timeout(timeout_s):
@@ -215,6 +222,7 @@ class ReconnectingClient(Client):
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         """nats-py's ping task calls this; no transport error may end that task."""
         self._pongs.append(future or self._loop.create_future())
+        self.pings_sent += 1
         self._write_pending()
         if self._transport is not None:
             self._transport.write(b"PING\r\n")

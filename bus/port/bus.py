@@ -119,7 +119,7 @@ class StorageUnavailable(Unavailable):
 
 class NotPermitted(Unavailable):
     """The server forbids this user to publish or subscribe there. It will not succeed until the user's permissions are
-    changed. `details["subject"]` is the subject."""
+    changed, which the connection finds out: it tries again from time to time. `details["subject"]` is the subject."""
 
     code = "not_permitted"
     status = 403
@@ -150,7 +150,8 @@ class ConnectionEvent(StrEnum):
     DISCONNECTED = "disconnected"
     """Publishing raises Disconnected until RECONNECTED. Messages in flight in either direction may be lost."""
     RECONNECTED = "reconnected"
-    """Subscriptions are live again. State known only from watching must be read again."""
+    """Subscriptions are live again. State known only from watching must be read again. Also sent without
+    DISCONNECTED, when the server had refused a subscription and permits it again."""
     CLOSED = "closed"
     """Closed for good: by us, or by an unrecoverable error."""
 
@@ -179,7 +180,8 @@ class Bus(Protocol):
         Raises:
             Disconnected: nothing was sent, or will be after a reconnect.
             PayloadTooLarge: over `max_payload`; checked before sending, since the server would close the connection.
-            NotPermitted: the server refused an earlier message to this subject. The first one is lost silently.
+            NotPermitted: the server refused an earlier message to this subject. The first one is lost silently, and
+                so is one every few seconds, with which it is tried again.
             ClosedError: the bus was closed.
         """
         ...
@@ -228,8 +230,11 @@ class Bus(Protocol):
         `Status: 503` and no data.
 
         Raises:
-            NotPermitted: the server refused an earlier subscription to this subject. The first refusal is raised by
-                `flush`.
+            NotPermitted: the server refused an earlier subscription to this subject a few seconds ago. The first
+                refusal is raised by `flush`.
+
+        A refused subscription is made again from time to time until it is ended. When it succeeds, listeners of the
+        connection get RECONNECTED.
         """
         ...
 
@@ -253,6 +258,11 @@ class Bus(Protocol):
 
     def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
         """Call `listener` on the loop at every change; returns a function that removes it."""
+        ...
+
+    def lost_rights(self) -> list[str]:
+        """What the server allowed this user before and forbids now, one text each: the process is not ready. Only
+        reads, so any thread may call it."""
         ...
 
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:

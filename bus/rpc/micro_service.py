@@ -21,6 +21,8 @@ from ...schemas.errors.base import InvalidSettings, PayloadTooLarge, Unavailable
 from ..port.bus import Bus, Handler, Message
 from ..port.subjects import Subscription
 
+NOT_READY: Final = "not_ready"
+"""In the metadata: why it does not do what it is for at the moment."""
 _TYPE: Final = "io.nats.micro.v1"
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _VERSION: Final = re.compile(r"\d+\.\d+\.\d+([-+.][0-9A-Za-z.+-]+)?")
@@ -143,8 +145,12 @@ class MicroService:
             "name": self._name,
             "id": self.id,
             "version": description.version,
-            "metadata": dict(description.metadata),
+            "metadata": {**description.metadata, **self._condition()},
         }
+
+    def _condition(self) -> dict[str, str]:
+        lost = self._bus.lost_rights()
+        return {NOT_READY: "; ".join(lost)} if lost else {}
 
     def _ping(self, message: Message) -> None:
         self._answer(message, self._identity("ping", self._describe()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...bus.key_value.informer import Absent, BucketInformer
 from ...bus.port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, Message, NotPermitted
@@ -26,6 +26,8 @@ from .members import MemberChannelFactory
 from .standing_set import SetAsPool, StandingSetRouter
 
 _log = logger_for("dispatcher")
+_FORBIDDEN_S: Final = 5.0
+"""After how long it is tried again to watch standing sets, if that was not permitted."""
 
 
 class SetListener(Protocol):
@@ -179,8 +181,9 @@ class SetRegistry:
         )
         self._unlisten: Callable[[], None] | None = None
         self._stopped = False
-        self._forbidden = False
-        """The user has no permission to watch standing sets; a change takes effect after a reconnect."""
+        self._forbidden_until = float("-inf")
+        """Loop time until which it is not tried to watch standing sets, for which the user had no permission."""
+        self._reported = False
 
     # -- finding --------------------------------------------------------------------------------------------------
 
@@ -205,13 +208,16 @@ class SetRegistry:
     async def find_if_permitted(self, name: str, deadline: float | None) -> StandingSetRouter | None:
         """`find` for users who may lack the permission to watch standing sets: they get None, and one log line says
         so."""
-        if self._forbidden:
+        if self._exchange.loop.time() < self._forbidden_until:
             return None
         try:
-            return await self.find(name, deadline)
+            found = await self.find(name, deadline)
+            self._reported = False
+            return found
         except NotPermitted as error:
-            if not self._forbidden:
-                self._forbidden = True
+            self._forbidden_until = self._exchange.loop.time() + _FORBIDDEN_S
+            if not self._reported:
+                self._reported = True
                 _log.warning("cannot serve standing sets: %s", error, extra={"action": "gangset.not_permitted"})
             return None
 

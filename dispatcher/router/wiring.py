@@ -55,11 +55,10 @@ class QueueLengths:
         self._node = node
         self._said_at = float("-inf")
         self._said: dict[str, int] = {}
-        self._forbidden = False
 
     def tick(self, now: float) -> None:
         """Call this more often than once a second."""
-        if self._forbidden or now - self._said_at < PERIOD_S:
+        if now - self._said_at < PERIOD_S:
             return
         waiting = self._waiting()
         if not waiting and not self._said:
@@ -67,11 +66,9 @@ class QueueLengths:
         told = {**dict.fromkeys(self._said, 0), **waiting}
         self._said, self._said_at = waiting, now
         event = RouterQueues(router=self.router, owner=self._owner, node=self._node, waiting=told)
-        with contextlib.suppress(Disconnected, ClosedError):
-            try:
-                self._bus.publish(self._subject, event.model_dump_json().encode())
-            except NotPermitted:
-                self._forbidden = True  # the connection logs this once; queue lengths are optional
+        # Queue lengths are optional; the connection logs once that they are not permitted.
+        with contextlib.suppress(Disconnected, ClosedError, NotPermitted):
+            self._bus.publish(self._subject, event.model_dump_json().encode())
 
 
 class RouterContext(Protocol):

@@ -30,6 +30,8 @@ from .registrar import owner_of
 
 _RETRY_S: Final = 0.25
 """Pause after storage did not answer."""
+_NOT_PERMITTED_S: Final = 5.0
+"""Pause after the server did not permit it."""
 _STORED_S: Final = 0.05
 """Pause before the record is read again if a write that was seen was not stored yet."""
 _REREADS: Final = 4
@@ -109,9 +111,6 @@ class LimitShares:
         """Take the first shares, or give up waiting for them after START_S. The id must have been claimed."""
         try:
             self._subscription = await self._kv.observe(self._names.limits_of(self._worker.pool), self._on_write)
-        except NotPermitted as error:
-            self._fall_back(error)
-            return
         except GanglineError as error:  # the shares are read from time to time anyway
             self._log.debug("cannot follow the limits: %s", error, extra={"action": "limit.observe"})
         for kept in self._kept.values():
@@ -180,14 +179,17 @@ class LimitShares:
             now = loop.time()
             try:
                 again = await self._round(kept, now)
+                if kept.part.share is None and kept.core.record is not None:
+                    kept.part.share = kept.core  # it is permitted after all
                 if again:
                     continue
                 next_at = self._next_at(kept, loop.time())
                 if kept.hinted:
                     next_at = min(loop.time() + _STORED_S, math.inf if next_at is None else next_at)
             except NotPermitted as error:
-                self._fall_back(error)
-                return
+                if kept.core.record is None:
+                    self._fall_back(kept, error)
+                next_at = loop.time() + _NOT_PERMITTED_S
             except (Unavailable, ClosedError) as error:
                 self._log.debug("limit not written: %s", error, extra={"action": "limit.retry"})
                 next_at = loop.time() + _RETRY_S
@@ -285,14 +287,16 @@ class LimitShares:
         kept.core.stale = True
         kept.wake.set()
 
-    def _fall_back(self, error: GanglineError) -> None:
-        """The server's permissions are those of an earlier version."""
-        self._log.warning(
-            "limits hold on this worker alone, not over all workers of the pool, because the server "
-            "does not permit it to use `limit.%s.*` of the ledger: generate the permissions again (%s)",
-            self._worker.pool, error, extra={"action": "limit.not_permitted"},
-        )  # fmt: skip
-        for kept in self._kept.values():
-            kept.part.share = None
-            self._invite(kept.limit.invited(kept.core.limit))
-            kept.decided.set()
+    def _fall_back(self, kept: _Kept, error: GanglineError) -> None:
+        """The server's permissions are those of an earlier version, or are changed at the moment."""
+        if kept.part.share is None:
+            return
+        if not any(each.part.share is None for each in self._kept.values()):
+            self._log.warning(
+                "limits hold on this worker alone, not over all workers of the pool, because the server "
+                "does not permit it to use `limit.%s.*` of the ledger: generate the permissions again (%s)",
+                self._worker.pool, error, extra={"action": "limit.not_permitted"},
+            )  # fmt: skip
+        kept.part.share = None
+        self._invite(kept.limit.invited(kept.core.limit))
+        kept.decided.set()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
 
 import pytest
 
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_client.refusals_core import Right
 from gangline.bus.port.bus import BucketSettings, ConnectionEvent, NotPermitted, StreamSettings
 
 from ...waiting import PATIENCE_S, until
-from ..conftest import happens
+from ..conftest import collect, happens
 
 pytestmark = pytest.mark.server
 
@@ -18,6 +23,16 @@ accounts {{
   APP {{ jetstream: enabled, users: [
     {{ user: all, password: x }}
     {{ user: few, password: x, permissions {{ publish {{ allow: [{allowed}] }} }} }}
+  ] }}
+}}
+"""
+
+
+LOSING = """
+accounts {{
+  APP {{ jetstream: enabled, users: [
+    {{ user: all, password: x }}
+    {{ user: some, password: x, permissions {{ publish {{ deny: [{lost}] }}, subscribe {{ deny: [{lost}] }} }} }}
   ] }}
 }}
 """
@@ -66,7 +81,7 @@ async def test_who_may_not_make_a_bucket_waits_for_somebody_who_may(connect_to, 
     opening = asyncio.ensure_future(bus.bucket(namespace, BucketSettings()))
 
     async def refused() -> bool:
-        return f"$JS.API.STREAM.CREATE.KV_{namespace}" in bus._forbidden
+        return bus._refusals.get(Right.PUBLISH, f"$JS.API.STREAM.CREATE.KV_{namespace}") is not None
 
     await until(refused)
     await other.bucket(namespace, BucketSettings())
@@ -78,3 +93,57 @@ async def test_who_may_not_make_a_stream_is_told_to_start_somebody_who_may(conne
     bus = await connect_to(as_user(server.url, "few"), storage_timeout_s=0.5)
     with pytest.raises(NotPermitted, match="does not exist, and this user may not create it.*STREAM.CREATE"):
         await bus.stream(namespace, StreamSettings(subjects=(f"{namespace}.>",)))
+
+
+def reload(server: EmbeddedServer, config: str) -> None:
+    """What an operator does who changes permissions; nobody is disconnected."""
+    server._config, server._port = config, server.port
+    (server._folder.path / "server.conf").write_text(server._configuration(), encoding="utf-8")
+    os.kill(server.pid, signal.SIGHUP)
+    server.await_log("Reloaded server configuration")
+
+
+async def test_rights_that_were_lost_and_given_back_are_used_again(connect_to, secured, caplog):
+    server = secured(LOSING.format(lost=""))
+    bus = await connect_to(as_user(server.url, "some"))
+    other = await connect_to(as_user(server.url, "all"))
+    heard, events = collect(), collect()
+    bus.on_connection(events)
+    await bus.subscribe("Here", heard)
+    await bus.subscribe("Here", heard, queue="group")
+    await bus.subscribe("There", lambda message: bus.publish(message.reply, b"yes"))
+    bus.publish("Away", b"")
+    await bus.flush()
+    with caplog.at_level(logging.INFO, "gangline.bus"):
+        reload(server, LOSING.format(lost='"Here", "Away", "_INBOX.>"'))
+        await until(lambda: len(bus.lost_rights()) == 2)  # it has an inbox, too
+        await bus.flush()  # which is no news to those who did not subscribe just now
+        with pytest.raises(NotPermitted):
+            await bus.subscribe("Here", heard)
+
+        async def refused() -> bool:
+            try:
+                bus.publish("Away", b"")
+            except NotPermitted:
+                return True
+            await asyncio.sleep(0)
+            return False
+
+        await until(refused)
+        assert any("'Away'" in lost for lost in bus.lost_rights())
+        reload(server, LOSING.format(lost=""))
+        await events.until(lambda seen: ConnectionEvent.RECONNECTED in seen)
+        await until(lambda: other.publish("Here", b"") or len(heard.items) >= 2)
+        assert (await other.request("There", timeout_s=PATIENCE_S)).data == b"yes"
+
+        async def permitted() -> bool:
+            return not await refused() and not bus.lost_rights()
+
+        await until(permitted)
+    said = [
+        (record.levelname, record.action, record.subject) for record in caplog.records if hasattr(record, "subject")
+    ]
+    for subject in ("Here", "Away"):
+        assert said.count(("ERROR", "bus.not_permitted", subject)) == 1
+        assert said.count(("INFO", "bus.permitted", subject)) == 1
+    assert ConnectionEvent.DISCONNECTED not in events.items

@@ -92,16 +92,19 @@ async def _ask(
 
     Raises:
         NotPermitted: this user may not send that.
+        Unavailable: only such answer as are not ready.
     """
     import asyncio
 
     from ....bus.port.bus import Message
-    from ....schemas.errors.base import MalformedMessage
+    from ....bus.rpc.micro_service import NOT_READY
+    from ....schemas.errors.base import MalformedMessage, Unavailable
     from ....schemas.wire.codec import from_json
     from ...console.session import open_bus
 
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
+    unready: list[str] = []
     wanted = {"namespace": connection.names.namespace, **wanted}
 
     def look(message: Message) -> None:
@@ -112,7 +115,11 @@ async def _ask(
             told = {"namespace": connection.names.namespace, **metadata}
             right = all(told.get(key) == value for key, value in wanted.items()) and id in (None, ping.get("id"))
             if name.startswith("gangline-") and right and not found.done():
-                found.set_result(" ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))]))
+                who = " ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))])
+                if NOT_READY in metadata:
+                    unready.append(f"{who} is not ready: {metadata[NOT_READY]}")
+                else:
+                    found.set_result(who)
         except (MalformedMessage, TypeError, KeyError, AttributeError):
             return  # the answer of another service
 
@@ -124,5 +131,7 @@ async def _ask(
             async with asyncio.timeout(timeout_s):
                 return await found
         except TimeoutError:
+            if unready:
+                raise Unavailable("; ".join(unready)) from None
             bus.publish("$SRV.PING", reply=reply)  # raises if the server has refused the first one
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -34,6 +35,26 @@ def known_names(name: str, known: Iterable[str]) -> str:
 def plain(number: float) -> str:
     """A number as people type it: `2592000`, `0.005`; `:g` would write the first as `2.592e+06`."""
     return f"{number:.12g}"
+
+
+_SHOWN_CHARS: Final = 60
+_BRIEF: Final = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = _SHOWN_CHARS
+_BRIEF.maxlevel = 3
+
+
+def brief(value: object) -> str:
+    """A short representation of a value that may be large, deep, or of a user's class."""
+    try:
+        text = _BRIEF.repr(value[: 2 * _SHOWN_CHARS] if isinstance(value, (bytes, bytearray)) else value)
+    except Exception:  # a user's __repr__ may do anything
+        text = "?"
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def shown(value: object) -> str:
+    """A value for an error text, shortened, with its type."""
+    return f"{brief(value)} ({type(value).__name__})"
 
 
 _YES: Final = frozenset(("true", "1", "yes"))

@@ -3,72 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pydantic import BaseModel
-
 from ...bus.port.bus import NotPermitted, Publication, StorageUnavailable, Stream, StreamMessage
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
-from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
+from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidRequest, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, job_of_tenant, short_job, split_target, split_tenant
 from ...schemas.records.jobs import JobState
 from ...schemas.schedules import check_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
+from ...schemas.wire.plain_values import wire_arguments
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..calls.call import CallOptions, SubmitOptions, check_header_text
 from .storage import DUPLICATES_S, TaskStreams, result_in
 
-_BINARY: Final = (bytes, bytearray, memoryview)
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
 
 
-def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Format]:
+def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> tuple[bytes, Format]:
     """The body and its format: JSON, so that humans can read the stream; msgpack if JSON would lose something (bytes,
     infinities, keys that are not strings).
 
+    Args:
+        where: the task, for error texts.
+
     Raises:
-        InvalidArguments: there are both positional and named arguments, which a body cannot represent.
-        InvalidRequest: an argument cannot be serialized.
+        InvalidArguments: there are both positional and named arguments, which a body cannot represent, or one that
+            cannot be sent.
     """
     if args and kwargs:
         raise InvalidArguments(
             "a submitted task takes named or positional arguments, not both: its body is an object or an array. "
             "Name them all"
         )
-    value: Any = dict(kwargs) if kwargs else list(args)
+    value: Any = kwargs or args
     if not value:
         return b"", Format.JSON
+    if _PLAIN.issuperset(map(type, kwargs.values() if kwargs else args)):
+        try:
+            codec.pack(value)
+            return codec.to_json(value), Format.JSON
+        except InvalidRequest:
+            pass  # what msgpack cannot represent, JSON should not: named below
+    by_place, named = wire_arguments(args, kwargs, where)
+    value = named or by_place
     fmt = Format.MSGPACK if loses_in_json(value) else Format.JSON
     return codec.encode(value, fmt), fmt
 
 
 def loses_in_json(value: Any) -> bool:
-    """Whether msgpack can represent something in it that JSON cannot."""
+    """Whether msgpack can represent something in these wire values that JSON cannot."""
     kind = type(value)
     if kind in _PLAIN:
         return False
-    if kind is float:
-        return not math.isfinite(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if kind is list:
         return any(type(item) not in _PLAIN and loses_in_json(item) for item in value)
-    if isinstance(value, _BINARY):
-        return True
-    if isinstance(value, Mapping):
-        return any(type(key) is not str or loses_in_json(item) for key, item in value.items())
-    if isinstance(value, BaseModel):
-        return loses_in_json(value.model_dump(by_alias=True))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any(loses_in_json(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return False
+    if kind is dict:
+        return any(type(key) is not str for key in value) or loses_in_json(list(value.values()))
+    return kind is not float or not math.isfinite(value)
 
 
 MIN_TIMEOUT_S: Final = 0.001
@@ -139,7 +139,7 @@ def task_message(
     """
     endpoint, method = split_target(target)
     submit = options.submit or _NOTHING
-    data, fmt = write_arguments(args, kwargs)
+    data, fmt = write_arguments(args, kwargs, target)
     key = submit.idempotency_key
     if key is not None and part is not None:
         key = f"{key}/{part}"

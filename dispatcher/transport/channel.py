@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ...bus.port.bus import Bus, NotPermitted
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
+from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, PayloadTooLarge
 from ...schemas.wire import codec
-from ...schemas.wire.codec import pack
+from ...schemas.wire.codec import are_atoms, pack
 from ...schemas.wire.frames import REQUEST_ENVELOPE_BYTES, AnswerOp, Frame, RequestOp, encode_frame, join_request
+from ...schemas.wire.plain_values import pack_task
 from ..routing.outcome import TryOutcome
 from ..routing.worker_table import WorkerEntry
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HELD: Final = int(AnswerOp.HELD)
 _GRANTED: Final = int(AnswerOp.GRANTED)
+_TASK: Final = int(RequestOp.TASK)
 Outcome = Frame | TryOutcome
 """An answer frame, or why there is none."""
 
@@ -187,6 +189,22 @@ _MIN_HALF: Final = 16
 """Fewer frames are not worth a separate message."""
 
 
+def _packed(frame: Frame) -> bytes:
+    """Encode a frame so that its worker can read it.
+
+    Raises:
+        InvalidArguments: it cannot; names the argument of the task.
+    """
+    if frame[0] == _TASK:
+        args, kwargs = frame[3], frame[4]
+        if not (are_atoms(map(type, args or ())) and (kwargs is None or are_atoms(map(type, kwargs.values())))):
+            return pack_task(frame)
+    try:
+        return pack(frame)
+    except InvalidRequest:
+        return pack_task(frame) if frame[0] == _TASK else pack(frame)
+
+
 class ChannelOwner(Protocol):
     """The interface of the exchange that channels use."""
 
@@ -302,10 +320,10 @@ class WorkerChannel:
         disconnected.
 
         Raises:
-            InvalidRequest: the arguments cannot be serialized; nothing was sent.
+            InvalidArguments: an argument cannot be sent so that the worker reads it; nothing was sent.
             PayloadTooLarge: the frame is too large; nothing was sent.
         """
-        packed = pack(frame)
+        packed = _packed(frame)
         outbound = self._message
         size = outbound.size + len(packed)
         if size > outbound.room:

@@ -10,9 +10,17 @@ from typing import Any, Final, Protocol
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.subjects import Subscription
+from ...bus.rpc.requester import error_in
 from ...runtime.clock import Environment
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage
+from ...schemas.errors.base import (
+    ClosedError,
+    Disconnected,
+    GanglineError,
+    InvalidResult,
+    MalformedMessage,
+    PayloadTooLarge,
+)
 from ...schemas.limits import MAX_CHECKED
 from ...schemas.names import Names, Operation
 from ...schemas.wire.frames import (
@@ -22,8 +30,10 @@ from ...schemas.wire.frames import (
     Load,
     RequestOp,
     TaskState,
+    UnreadableFrame,
     decode_answer,
     encode_request,
+    salvage_answer,
 )
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.instruments import metrics_enabled
@@ -66,12 +76,23 @@ class AnswerListener(Protocol):
 class StatusProbe(InFlightRequest):
     """A CHECK: reports the worker's state of tasks to the exchange."""
 
-    __slots__ = ("exchange", "tasks")
+    __slots__ = ("exchange", "last", "refusal", "tasks")
 
-    def __init__(self, id: int, worker: WorkerEntry, exchange: RequestExchange, tasks: list[int]) -> None:
+    def __init__(
+        self,
+        id: int,
+        worker: WorkerEntry,
+        exchange: RequestExchange,
+        tasks: list[int],
+        refusal: GanglineError | None = None,
+    ) -> None:
+        """`refusal`: the worker has refused a message before; what it does not know was in there."""
         super().__init__(id, worker)
         self.exchange = exchange
         self.tasks = tasks
+        self.refusal = refusal
+        self.last = 0
+        """Number of the last message before it, on its channel."""
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == AnswerOp.CHECKED:
@@ -325,12 +346,19 @@ class RequestExchange:
                 continue
             if state == TaskState.UNKNOWN:
                 if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
-                    self.lose(flight, TryOutcome.UNSEEN)
+                    if check.refusal is None:
+                        self.lose(flight, TryOutcome.UNSEEN)
+                    else:
+                        self._end_with(flight, check.refusal)
                 # Otherwise it may be another process of that name that never received it. Discovery will soon find out.
             elif state == TaskState.FORGOTTEN:
                 self.lose(flight, TryOutcome.FORGOTTEN)
             elif state == TaskState.RUNNING:
                 flight.runs()
+        if check.refusal is not None and isinstance(worker.link, WorkerChannel):
+            # Reservations are answered in order, too: those that the worker has read have their answers.
+            reservations = [one for one in self._flights_on(worker.link) if one.reserves]
+            self._refuse(reservations, check.last, check.refusal)
 
     def _check(self, flights: Iterable[InFlightRequest]) -> None:
         if not self.bus.connected:
@@ -363,9 +391,14 @@ class RequestExchange:
         channel = self._channels.get(token)
         if channel is None:
             return  # from a worker that is gone (its flights have been settled), or from a process that was not asked
-        if not message.data and message.headers is not None and message.headers.get("Status") == "503":
-            self._on_unheard(channel, check)
-            return
+        if message.headers is not None:
+            if not message.data and message.headers.get("Status") == "503":
+                self._on_unheard(channel, check)
+                return
+            if (refusal := error_in(message)) is not None:
+                self._on_refusal(channel, check, refusal)
+                return
+        unread: list[UnreadableFrame] = []
         try:
             envelope = decode_answer(message.data)
         except MalformedMessage as error:
@@ -376,11 +409,48 @@ class RequestExchange:
                 error,
                 extra={"action": "answer.malformed", "worker": str(channel.worker.id)},
             )
-            return
+            try:
+                envelope, unread = salvage_answer(message.data)
+            except (MalformedMessage, PayloadTooLarge):
+                return
         self._take(channel, envelope)
+        for _, id, problem in unread:
+            self._unreadable(channel, id, problem)
         if check == str(channel.checks):
             channel.settle()
             self._end_lost(channel)
+
+    def _on_refusal(self, channel: WorkerChannel, check: str, refusal: GanglineError) -> None:
+        """The worker could not read a message, or not all of it: it says not which. What it has read of all that was
+        sent before is known from its answer to a CHECK, which it processes afterwards."""
+        self._malformed += 1
+        if not check:
+            self._doubt(channel, refusal)
+        elif check == str(channel.checks):  # it cannot even read that
+            unread = [one for one in self._flights_on(channel) if one.checked or one.reserves]
+            self._refuse(unread, channel.doubted_to, refusal)
+            channel.settle()
+            self._end_lost(channel)
+
+    def _refuse(self, flights: list[InFlightRequest], last: int, refusal: GanglineError) -> None:
+        """End those that were sent in messages up to `last` with the worker's refusal."""
+        for flight in flights:
+            if 0 < flight.message <= last:
+                if flight.reserves:
+                    self.post(flight.worker, (RequestOp.RELEASE, flight.id, None))
+                self._end_with(flight, refusal)
+
+    def _unreadable(self, channel: WorkerChannel, id: int, problem: GanglineError) -> None:
+        flight = self._flights.get(id)
+        if flight is not None and flight.worker is channel.worker:
+            if flight.checked:
+                self.post(flight.worker, (RequestOp.CANCEL, id))
+            text = f"an answer of {flight.worker.id} cannot be read: {problem.message}"
+            self._end_with(flight, InvalidResult(text, may_have_started=True))
+
+    def _end_with(self, flight: InFlightRequest, error: GanglineError) -> None:
+        self._flights.pop(flight.id, None)
+        flight.deliver([AnswerOp.ERROR, flight.id, error.code, error.message, None, error.may_have_started])
 
     def _take(self, channel: WorkerChannel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
@@ -461,16 +531,18 @@ class RequestExchange:
         else:
             self._nobody_there(channel)
 
-    def _doubt(self, channel: WorkerChannel) -> bool:
-        """Ask whether anybody receives what is sent there; False if not even that can be sent."""
+    def _doubt(self, channel: WorkerChannel, refusal: GanglineError | None = None) -> bool:
+        """Ask whether anybody receives what is sent there; False if not even that can be sent. `refusal`: see
+        StatusProbe."""
         worker = channel.worker
         mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
         tasks = list(itertools.islice(mine, MAX_CHECKED))
-        check_flight = StatusProbe(self.new_id(), worker, self, tasks)
+        check_flight = StatusProbe(self.new_id(), worker, self, tasks, refusal)
         try:
             channel.doubt(check_flight, tasks)
         except (Disconnected, NotPermitted, ClosedError):
             return False
+        check_flight.last = channel.messages
         self._flights[check_flight.id] = check_flight
         self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
         return True

@@ -135,6 +135,14 @@ def packing(**options: Any) -> Callable[[Any], bytes]:
 pack: Final = packing(default=_plain)
 
 
+ATOMS: Final = frozenset({type(None), bool, float, bytes, str, int})
+"""Types of all plain wire values but lists and maps."""
+
+
+are_atoms: Final = ATOMS.issuperset
+"""Whether all of these types are."""
+
+
 def unpack(data: bytes, *, budget: int | None = None) -> Any:
     """Read msgpack. Its timestamps become aware datetimes; other extension types are refused.
 
@@ -152,7 +160,7 @@ def unpack(data: bytes, *, budget: int | None = None) -> Any:
         try:
             return _unpacked(data, _Countdown(min(budget, _FEW)))
         except PayloadTooLarge:
-            return _unpacked(data, None if _containers(data) <= budget else _Countdown(budget))
+            return _unpacked(data, None if most_lists(data) <= budget else _Countdown(budget))
     except PayloadTooLarge:
         raise
     except Exception as error:  # msgpack raises ValueError, its own classes, and others on hostile input
@@ -194,12 +202,61 @@ _OTHER_BYTES: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 
 """All bytes that cannot be the first byte of a list or map in msgpack."""
 
 
-def _containers(data: bytes) -> int:
+def most_lists(data: bytes) -> int:
     """An upper bound of the number of lists and maps in msgpack; text and numbers may contain such bytes, too. Takes
     half a millisecond per megabyte."""
     return len(data.translate(None, _OTHER_BYTES))
 
 
+def split_envelope(data: bytes) -> tuple[bytes, list[bytes]]:
+    """An array of four, whose fourth is an array: what comes before that, and its elements. Neither is read.
+
+    Raises:
+        MalformedMessage: it is not such an array.
+        PayloadTooLarge: there are more elements than lists and maps in any envelope.
+    """
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, ext_hook=_refuse_extension, max_buffer_size=0)
+    unpacker.feed(data)
+    parts: list[bytes] = []
+    try:
+        if unpacker.read_array_header() != 4:
+            raise ValueError("an envelope is an array of four")
+        for _ in range(3):
+            unpacker.skip()
+        head = data[: unpacker.tell()]
+        count = unpacker.read_array_header()
+        if count > most_containers:
+            raise too_many_containers()
+        for _ in range(count):
+            start = unpacker.tell()
+            unpacker.skip()
+            parts.append(data[start : unpacker.tell()])
+    except PayloadTooLarge:
+        raise
+    except Exception as error:  # see `unpack`
+        raise MalformedMessage(f"not an envelope: {error or type(error).__name__}") from error
+    if unpacker.tell() != len(data):
+        raise MalformedMessage("not an envelope: there is more after its end")
+    return head, parts
+
+
+def first_integers(data: bytes) -> tuple[int, int]:
+    """The first two elements of a short array, if they are whole numbers from 0; (0, 0) otherwise."""
+    if not data or not 0x92 <= data[0] <= 0x9F:
+        return 0, 0
+    at, found = 1, []
+    for _ in range(2):
+        first = data[at] if at < len(data) else 0xC0
+        size = 0 if first < 0x80 else _INTEGER_BYTES.get(first, -1)
+        if size < 0 or at + size >= len(data):
+            return 0, 0
+        found.append(int.from_bytes(data[at + 1 : at + 1 + size], "big") if size else first)
+        at += 1 + size
+    return found[0], found[1]
+
+
+_INTEGER_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""Length of a whole number, by the byte before it."""
 _ENVELOPE: Final = 4
 """More than the lists of an envelope around a frame."""
 
@@ -224,7 +281,7 @@ def count_containers(values: Sequence[Any], data: bytes) -> int:
     else:
         if values:
             return count
-    found, budget = _containers(data), most_containers - _ENVELOPE
+    found, budget = most_lists(data), most_containers - _ENVELOPE
     if found > budget:
         unpack(data, budget=budget)
     return min(found, budget)
@@ -320,7 +377,7 @@ def decode(data: bytes, fmt: Format, *, budget: int | None = None) -> Any:
     if not data:
         return None
     if fmt is _MSGPACK:
-        value, found = unpack(data, budget=budget), _containers(data)
+        value, found = unpack(data, budget=budget), most_lists(data)
     else:
         found = _brackets(data)
         if budget is not None and found > budget:

@@ -72,13 +72,13 @@ a while, and treats every id up to the newest forgotten one as seen (ERROR resul
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag, StrEnum
 from typing import Any, Final, NamedTuple
 
-from ..errors.base import MalformedMessage
+from ..errors.base import MalformedMessage, PayloadTooLarge
 from ..limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+from ..text import brief
 from . import codec
 
 Frame = list[Any] | tuple[Any, ...]
@@ -255,7 +255,7 @@ def decode_request(data: bytes) -> RequestEnvelope:
     """Read and check a request envelope.
 
     Raises:
-        MalformedMessage: names the first invalid position. The whole envelope must then be ignored.
+        MalformedMessage: names the first invalid position; see `salvage_request` for the other frames.
         PayloadTooLarge: more lists and maps than an envelope may have. Likewise.
     """
     version, epoch, sender, frames = _envelope(data, budget=codec.most_containers)
@@ -298,13 +298,60 @@ def decode_answer(data: bytes) -> AnswerEnvelope:
     return AnswerEnvelope(epoch, Load(*load), frames)
 
 
+class UnreadableFrame(NamedTuple):
+    """A frame of an envelope that cannot be read as a whole."""
+
+    operation: int
+    id: int
+    """Both are 0 if not even they can be read."""
+    error: MalformedMessage | PayloadTooLarge
+
+
+def salvage_request(data: bytes) -> tuple[RequestEnvelope, list[UnreadableFrame]]:
+    """Read a request envelope that `decode_request` refuses, frame by frame: one that cannot be read must not take the
+    others with it.
+
+    Returns:
+        The envelope with the frames that can be read, and the others.
+
+    Raises:
+        MalformedMessage, PayloadTooLarge: it is not an envelope of frames.
+    """
+    readable, unread = _salvaged(data, _REQUEST_PLACES)
+    return decode_request(readable), unread
+
+
+def salvage_answer(data: bytes) -> tuple[AnswerEnvelope, list[UnreadableFrame]]:
+    """The same for an answer envelope."""
+    readable, unread = _salvaged(data, _ANSWER_PLACES)
+    return decode_answer(readable), unread
+
+
+def _salvaged(data: bytes, places: dict[int, _Places]) -> tuple[bytes, list[UnreadableFrame]]:
+    head, parts = codec.split_envelope(data)
+    readable: list[bytes] = []
+    unread: list[UnreadableFrame] = []
+    budget = codec.most_containers
+    for part in parts:
+        try:
+            if budget <= 0:
+                raise codec.too_many_containers()
+            _check(codec.unpack(part, budget=budget), places)
+        except (MalformedMessage, PayloadTooLarge) as error:
+            unread.append(UnreadableFrame(*codec.first_integers(part), error))
+        else:
+            readable.append(part)
+        budget -= codec.most_lists(part)
+    return b"".join((head, _array_header(len(readable)), *readable)), unread
+
+
 def _envelope(data: bytes, *, budget: int | None = None) -> list[Any]:
     value = codec.unpack(data, budget=budget)
     if not isinstance(value, list) or len(value) != 4:
         raise MalformedMessage("an envelope is an array of four")
     if type(value[0]) is not int or value[0] != WIRE_VERSION:
         raise MalformedMessage(
-            f"wire version {_shown(value[0])} is not supported, only {WIRE_VERSION}: upgrade one side"
+            f"wire version {brief(value[0])} is not supported, only {WIRE_VERSION}: upgrade one side"
         )
     if type(value[1]) is not int or value[1] < 0:
         raise MalformedMessage("epoch must be a whole number")
@@ -509,18 +556,9 @@ def _check(frame: Any, places: dict[int, _Places]) -> None:
         raise MalformedMessage("a frame is an array that starts with its operation")
     expected = places.get(frame[0]) if type(frame[0]) is int else None
     if expected is None:
-        raise MalformedMessage(f"operation {_shown(frame[0])} is not known")
+        raise MalformedMessage(f"operation {brief(frame[0])} is not known")
     if len(frame) != len(expected) + 1:
         raise MalformedMessage(f"frame {frame[0]} has {len(frame)} places, not {len(expected) + 1}")
     for value, (name, fits) in zip(frame[1:], expected, strict=True):
         if not fits(value):
-            raise MalformedMessage(f"frame {frame[0]}: {name} is {type(value).__name__} {_shown(value)}")
-
-
-_BRIEF = reprlib.Repr()
-_BRIEF.maxlevel = 2
-
-
-def _shown(value: Any) -> str:
-    """A short representation of a value from outside; `repr` would walk all of it, however large or deep."""
-    return _BRIEF.repr(value)[:60]
+            raise MalformedMessage(f"frame {frame[0]}: {name} is {type(value).__name__} {brief(value)}")

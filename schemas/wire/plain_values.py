@@ -1,26 +1,49 @@
-"""Converts values that a task returns, yields or reports into plain wire values."""
+"""Converts values into plain wire values: the arguments of a task, and what it returns, yields or reports.
+
+What is sent is read back as it was, or refused before it is sent.
+"""
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import dataclasses
 import inspect
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from enum import Enum
+from pathlib import PurePath
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final
 
+import msgpack
 import pydantic_core
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
-from ..errors.base import InvalidRequest, InvalidResult
+from ..errors.base import InvalidArguments, InvalidRequest, InvalidResult
 from ..limits import MAX_DEPTH
-from .codec import packing
+from ..text import shown
+from .codec import ATOMS, pack, packing
 
 SCALARS = frozenset({type(None), bool, float, bytes})
 """Types whose values are already wire values. (But integers may be too large, and text may not be valid Unicode.)"""
-ATOMS = SCALARS | {str, int}
-"""Types of everything but lists and maps."""
-_PLAIN_BASES: tuple[Any, ...] = (str, int, float, bytes, dict)
+_PLAIN_BASES: Final[tuple[tuple[Any, Any], ...]] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (bytes, bytes),
+    (dict, dict),
+)
+"""Types whose subclasses become values of them, with what makes one."""
+_SECRETS: Final = (SecretStr, SecretBytes, Secret)
+_REFUSED: Final = (msgpack.ExtType, msgpack.Timestamp)
+_LISTS: Final = (
+    *(set, frozenset, tuple, list, collections.deque),
+    *(collections.abc.ValuesView, collections.abc.KeysView, collections.abc.ItemsView),
+)
+_GENERATORS: Final = (GeneratorType, AsyncGeneratorType)
+_MINUTE: Final = timedelta(minutes=1)
 _SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
 
 
@@ -41,10 +64,10 @@ def _is_plain(value: Any, depth: int) -> bool:
         value = value.values()
     elif kind is not list and kind is not tuple:
         return kind in ATOMS
-    if _all_atoms(map(type, value)):
-        return True
     if depth >= MAX_DEPTH:
         return False
+    if _all_atoms(map(type, value)):
+        return True
     for item in value:  # noqa: SIM110 - a generator costs more than most values
         if type(item) not in ATOMS and not _is_plain(item, depth + 1):
             return False
@@ -73,13 +96,30 @@ def pack_plain(value: Any) -> bytes | None:
 def _atom(value: Any) -> Any:
     """msgpack's hook for types that it does not know: only for those that become a single value. What becomes a list
     cannot be a key, which nobody knows here."""
-    plain = _plain(value, "", "")
+    plain = _plain(value, "", _UNNAMED)
     if type(plain) not in ATOMS:
         raise _Unusual
     return plain
 
 
 _write: Final = packing(default=_atom, strict_types=True)
+
+
+class _Side:
+    """Whose values are converted: error texts depend on it, and how models are written."""
+
+    __slots__ = ("by_alias", "error", "instead", "iterator", "where")
+
+    def __init__(self, where: str, *, arguments: bool) -> None:
+        self.where = where
+        """The task, for error texts."""
+        self.by_alias = arguments
+        self.error: type[InvalidArguments] | type[InvalidResult] = InvalidArguments if arguments else InvalidResult
+        self.instead = "send" if arguments else "return"
+        self.iterator = "send a list" if arguments else "yield from the task itself to stream"
+
+    def refuse(self, text: str, value: Any) -> InvalidArguments | InvalidResult:
+        return self.error(f"{self.where}: {text}", details={"type": type(value).__qualname__})
 
 
 def to_wire(value: Any, where: str, place: str = "result") -> Any:
@@ -90,9 +130,50 @@ def to_wire(value: Any, where: str, place: str = "result") -> Any:
         InvalidResult: names the type and position of the value that cannot be serialized.
     """
     try:
-        return _copy(value, 0)
+        return _copy(value, 1)
     except _Unusual:
-        return _wire(value, place, 0, where)
+        return _wire(value, place, 1, _Side(where, arguments=False))
+
+
+def wire_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any] | None, where: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """The plain wire values of a task's arguments, like `to_wire`, but models by alias.
+
+    Args:
+        where: the task, for error texts.
+
+    Raises:
+        InvalidArguments: names the argument, and the place in it, that cannot be sent.
+    """
+    try:
+        return _copy(args, 1), _copy(kwargs or {}, 1)  # what has them is the first level
+    except _Unusual:
+        pass
+    side = _Side(where, arguments=True)
+    by_place = [_wire(value, f"argument {number}", 2, side) for number, value in enumerate(args, 1)]
+    named: dict[str, Any] = {}
+    for name, value in (kwargs or {}).items():
+        if not isinstance(name, str):
+            raise side.refuse(f"an argument is named {shown(name)}: names are texts", name)
+        named[_text(name, "the name of an argument", side)] = _wire(value, f"argument {name!r}", 2, side)
+    return by_place, named
+
+
+def pack_task(frame: Sequence[Any]) -> bytes:
+    """Encode a TASK frame so that its worker can read it.
+
+    Raises:
+        InvalidArguments: names the argument, and the place in it, that cannot be sent.
+    """
+    method, args, kwargs = frame[2:5]
+    if (packed := pack_plain([*frame[:3], args and list(args), *frame[4:]])) is not None:
+        return packed
+    by_place, named = wire_arguments(args or (), kwargs, method)
+    return pack((*frame[:3], by_place or None, named or None, *frame[5:]))
+
+
+_UNNAMED: Final = _Side("", arguments=False)
 
 
 class _Unusual(Exception):
@@ -122,46 +203,67 @@ def _copy(value: Any, depth: int) -> Any:
     raise _Unusual
 
 
-def _wire(value: Any, place: str, depth: int, where: str) -> Any:
+def _wire(value: Any, place: str, depth: int, side: _Side) -> Any:
     kind = type(value)
     if kind is str:
-        return value if value.isascii() else _text(value, place, where)
+        return value if value.isascii() else _text(value, place, side)
     if kind in SCALARS:
         return value
     if kind is int:
         if _SMALLEST <= value <= _GREATEST:
             return value
-        raise _refuse(f"{place} is a whole number beyond 64 bits: return it as text", value, where)
+        raise side.refuse(f"{place} is a whole number beyond 64 bits: {side.instead} it as text", value)
     if depth > MAX_DEPTH:
-        raise _refuse(f"{place} is nested deeper than {MAX_DEPTH} levels, or contains itself", value, where)
+        raise side.refuse(f"{place:.200} is nested deeper than {MAX_DEPTH} levels, or contains itself", value)
     if kind is list or kind is tuple:
-        return [_wire(item, f"{place}[{i}]", depth + 1, where) if type(item) not in SCALARS else item
+        return [_wire(item, f"{place}[{i}]", depth + 1, side) if type(item) not in SCALARS else item
                 for i, item in enumerate(value)]  # fmt: skip
     if kind is dict:
-        return {
-            key if type(key) is str and key.isascii() else _key(key, place, where): _wire(
-                item, f"{place}.{key}", depth + 1, where
+        plain = {
+            key if type(key) is str and key.isascii() else _key(key, place, side): _wire(
+                item, f"{place}.{shown(key)}" if type(key) is not str else f"{place}.{key}", depth + 1, side
             )
             for key, item in value.items()
         }
-    return _wire(_plain(value, place, where), place, depth + 1, where)
+        if len(plain) < len(value):
+            raise side.refuse(f"{place} has different keys that become the same text: {side.instead} texts", value)
+        return plain
+    return _wire(_converted(value, place, side), place, depth + 1, side)
 
 
-def _plain(value: Any, place: str, where: str) -> Any:
+def _converted(value: Any, place: str, side: _Side) -> Any:
+    try:
+        return _plain(value, place, side)
+    except (InvalidArguments, InvalidResult):
+        raise
+    except Exception as error:  # of a user's own __iter__, __eq__ and so on
+        raise side.refuse(f"{place} cannot be read: {_reason(error)}", value) from error
+
+
+def _plain(value: Any, place: str, side: _Side) -> Any:
     """One step of conversion, for a value that is not yet a wire value."""
+    kind = type(value)
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel) or hasattr(kind, "__is_pydantic_dataclass__"):
         try:
-            return value.model_dump(warnings=False)
-        except PydanticSerializationError as error:
-            raise _refuse(f"{place} cannot be serialized: {error}", value, where) from error
+            return kind.__pydantic_serializer__.to_python(value, by_alias=side.by_alias, warnings=False)
+        except Exception as error:  # also errors of a model's own serializer or property
+            raise side.refuse(f"{place} cannot be serialized: {_reason(error)}", value) from error
+    if isinstance(value, _SECRETS):
+        raise side.refuse(
+            f"{place} is a {kind.__name__}, which would arrive as asterisks: {side.instead} its get_secret_value() if "
+            "others may see it, else where to find it",
+            value,
+        )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    for base in _PLAIN_BASES:
+    for base, plain_of in _PLAIN_BASES:
         if isinstance(value, base):
-            return base(value)  # subclasses: their plain form
-    if isinstance(value, (set, frozenset, tuple, list, collections.abc.ValuesView, collections.abc.KeysView)):
+            return plain_of(value)  # subclasses: their plain form
+    if isinstance(value, _REFUSED):
+        raise side.refuse(f"{place} has the type {kind.__qualname__}, which cannot be serialized", value)
+    if isinstance(value, _LISTS):
         return list(value)
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
@@ -169,35 +271,57 @@ def _plain(value: Any, place: str, where: str) -> Any:
         return dict(value)
     if inspect.isawaitable(value):
         close_awaitable(value)
-        raise _refuse(f"{place} is an awaitable, never awaited: declare the task with 'async def'", value, where)
-    if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise _refuse(f"{place} is a generator: yield from the task itself to stream", value, where)
+        advice = "declare the task with 'async def'" if side.error is InvalidResult else "await it first"
+        raise side.refuse(f"{place} is an awaitable, never awaited: {advice}", value)
+    if isinstance(value, (collections.abc.Iterator, collections.abc.AsyncIterator)):
+        what = "a generator" if isinstance(value, _GENERATORS) else f"an iterator ({kind.__qualname__})"
+        raise side.refuse(f"{place} is {what}: {side.iterator}", value)
+    return _text_of(value, place, side)
+
+
+def _text_of(value: Any, place: str, side: _Side) -> Any:
+    """Dates, UUIDs, decimals, paths, URLs: the text that pydantic reads back."""
+    if isinstance(value, datetime):
+        offset = value.utcoffset()
+        if offset is not None and offset % _MINUTE:
+            value = value.astimezone(UTC)  # such an offset cannot be written
+    elif isinstance(value, PurePath):
+        return str(value)
+    elif isinstance(value, re.Pattern) and (isinstance(value.pattern, bytes) or value.flags != re.UNICODE):
+        raise side.refuse(f"{place} is a pattern with flags or of bytes: {side.instead} its text, with (?flags)", value)
     try:
         plain = pydantic_core.to_jsonable_python(value)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
-        raise _refuse(
-            f"{place} has the type {type(value).__qualname__}, which cannot be serialized", value, where
-        ) from error  # noqa: E501
-    if type(plain) not in SCALARS and type(plain) not in (str, int, list, dict):
-        raise _refuse(f"{place} has the type {type(value).__qualname__}, which cannot be serialized", value, where)
+    except Exception as error:
+        raise side.refuse(
+            f"{place} has the type {type(value).__qualname__}, which cannot be serialized: use text, numbers, lists, "
+            "dicts, bytes, dataclasses or Pydantic models",
+            value,
+        ) from error
+    if type(plain) not in ATOMS:
+        raise side.refuse(f"{place} has the type {type(value).__qualname__}, which cannot be serialized", value)
     return plain
 
 
-def _key(key: Any, place: str, where: str) -> Any:
-    plain = (
-        key if isinstance(key, (str, int, float, bool, type(None), bytes)) else _plain(key, f"a key of {place}", where)
-    )
-    if isinstance(plain, (list, dict)):
-        raise _refuse(f"{place} has a key of the type {type(key).__qualname__}, which cannot be serialized", key, where)
-    return _wire(plain, f"a key of {place}", 0, where)
+def _key(key: Any, place: str, side: _Side) -> Any:
+    within = f"a key of {place}"
+    plain = key if type(key) in ATOMS else _converted(key, within, side)
+    if isinstance(plain, (list, dict, tuple)):
+        raise side.refuse(
+            f"{place} has a key of the type {type(key).__qualname__}, which cannot be serialized: {shown(key)}", key
+        )
+    return _wire(plain, within, 0, side)
 
 
-def _text(value: str, place: str, where: str) -> str:
+def _text(value: str, place: str, side: _Side) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _refuse(f"{place} is text with half a surrogate pair, which is not Unicode", value, where) from None
+        raise side.refuse(f"{place!a:.200} is text with half a surrogate pair, which is not Unicode", value) from None
     return value
+
+
+def _reason(error: Exception) -> str:
+    return f"{error}"[:200] or type(error).__name__
 
 
 def close_awaitable(value: Any) -> None:
@@ -205,7 +329,3 @@ def close_awaitable(value: Any) -> None:
     close = getattr(value, "close", None)
     if close is not None:
         close()
-
-
-def _refuse(text: str, value: Any, where: str) -> InvalidResult:
-    return InvalidResult(f"{where}: {text}", details={"type": type(value).__qualname__})

@@ -20,9 +20,9 @@ from pydantic_core import PydanticSerializationError
 
 from ...schemas.errors.base import InvalidArguments, InvalidResult, InvalidSettings
 from ...schemas.handles import item_annotation
-from ...schemas.text import known_names
-from ...schemas.wire.codec import pack
-from ...schemas.wire.plain_values import ATOMS, SCALARS, close_awaitable, is_plain, pack_plain, to_wire
+from ...schemas.text import known_names, shown
+from ...schemas.wire.codec import ATOMS, pack
+from ...schemas.wire.plain_values import SCALARS, close_awaitable, is_plain, pack_plain, to_wire
 from ..context.task_context import current_task
 from .base64_arguments import Decoder, decoder_for
 
@@ -116,7 +116,6 @@ def filling(function: Callable[..., Any], parameters: tuple[ResolvedResources, .
 
 Converter = Callable[[Any], Any]
 _EXACT = frozenset({int, str, float, bool, bytes, dict, list})
-_SHOWN_CHARS = 60
 _SHOULD_BE = "Input should be "
 """How most of pydantic's messages begin."""
 
@@ -433,17 +432,6 @@ def _refuse_methods(function: Callable[..., Any], where: str) -> None:
     first = next(iter(inspect.signature(function).parameters), None)
     if first in ("self", "cls"):
         raise InvalidSettings(f"{where}: methods cannot be tasks; declare a plain function without {first!r}")
-
-
-def shown(value: Any) -> str:
-    """A value for an error text, shortened, with its type."""
-    try:
-        text = repr(value)
-    except Exception:  # a user's __repr__ may do anything
-        text = "?"
-    if len(text) > _SHOWN_CHARS:
-        text = text[: _SHOWN_CHARS - 3] + "..."
-    return f"{text} ({type(value).__name__})"
 
 
 def shown_type(annotation: Any) -> str:

@@ -21,7 +21,7 @@ from ...schemas.errors.base import (
 )
 from ...schemas.wire import frames
 from ...schemas.wire.codec import pack
-from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
+from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState, UnreadableFrame
 from ...telemetry.logs import Log
 from ...telemetry.metrics.instruments import metrics_enabled
 from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, attach, tracer
@@ -266,6 +266,9 @@ _TASK: Final = int(RequestOp.TASK)
 _CHECK: Final = int(RequestOp.CHECK)
 _RESERVE: Final = int(RequestOp.RESERVE)
 _GRANTED: Final = int(AnswerOp.GRANTED)
+_UNANSWERED: Final = frozenset(
+    map(int, (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN, RequestOp.ACK, RequestOp.STORED))
+)
 _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 _SYNC: Final = int(ReserveFlag.SYNC)
 _STREAM: Final = int(TaskFlag.STREAM)
@@ -311,14 +314,19 @@ class FrameServer:
             stall_s: how much older than it seems the message may be; deadlines are shortened by it.
 
         Raises:
-            MalformedMessage, PayloadTooLarge: no part of it was processed.
+            MalformedMessage, PayloadTooLarge: it has frames that cannot be read, and not even whose answer they want.
+                All others were processed.
         """
         self.messages += 1
+        unread: list[UnreadableFrame] = []
         try:
             envelope = frames.decode_request(message.data)
-        except (MalformedMessage, PayloadTooLarge):
+        except (MalformedMessage, PayloadTooLarge) as error:
             self.malformed += 1
-            raise
+            try:
+                envelope, unread = frames.salvage_request(message.data)
+            except (MalformedMessage, PayloadTooLarge):
+                raise error from None
         core = self._core
         ours = envelope.epoch in core.epochs
         if core.doubted and not ours:
@@ -347,9 +355,33 @@ class FrameServer:
                     self._broken(sender, caller, frame, error, now)
                 if changes and in_order:
                     driver.tell()
+            if unread:
+                self._unreadable(sender, caller, unread, now)
         finally:
             self._inline.leave()
             driver.collected()
+
+    def _unreadable(
+        self, sender: RouterHistory, caller: FrameResponder, unread: list[UnreadableFrame], now: float
+    ) -> None:
+        """Refuse frames that cannot be read. Nothing of them was started.
+
+        Raises:
+            MalformedMessage, PayloadTooLarge: of one of them it is not known whose answer it wants.
+        """
+        nameless = None
+        for operation, id, error in unread:
+            if id == 0:
+                nameless = error
+            elif operation == _TASK:
+                if id <= sender.floor or id in sender.running or id in sender.done:
+                    self._repeated(sender, caller, id)
+                else:
+                    self._settle_error(sender, caller, id, error, now)
+            elif operation not in _UNANSWERED:
+                caller.send(error_frame(id, error, self._answers.largest_frame))
+        if nameless is not None:
+            raise nameless
 
     def _one(self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float) -> None:
         operation = frame[0]
@@ -661,7 +693,7 @@ class FrameServer:
         self, sender: RouterHistory, caller: FrameResponder, frame: Frame, error: Exception, now: float
     ) -> None:
         """Answer a frame whose processing failed, unless its kind has no answer."""
-        if frame[0] in (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN, RequestOp.STORED):
+        if frame[0] in _UNANSWERED:
             return
         answer = error_frame(
             frame[1],

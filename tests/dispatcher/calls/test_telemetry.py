@@ -156,7 +156,7 @@ async def test_a_call_that_could_not_be_sent_has_its_span_too(spans: InMemorySpa
         await rig.client.call("images.echo", object())
     await rig.stop()
     errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
-    assert errors == {"gangline.call images.echo": "invalid_request"}
+    assert errors == {"gangline.call images.echo": "invalid_arguments"}
 
 
 async def test_requests_errors_attempts_and_time_are_counted(read: Read) -> None:

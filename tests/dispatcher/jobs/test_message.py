@@ -19,7 +19,6 @@ from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.jobs.submitter import (
     TaskMessage,
     job_of_key,
-    loses_in_json,
     moment_of,
     number,
     rfc3339,
@@ -194,7 +193,7 @@ def test_what_json_would_lose_travels_as_msgpack() -> None:
     many = (b"a", bytearray(b"a"), memoryview(b"a"), nested, {1: 2}, float("nan"), {b""})
     for value in (*many, Model(value=b"a"), Point(float("inf"))):
         assert loses_in_json(value), value
-        data, fmt = write_arguments([value], {})
+        data, fmt = write_arguments([value], {}, "p.work")
         assert fmt is Format.MSGPACK, value
         assert isinstance(codec.decode(data, fmt), list), value
 
@@ -202,12 +201,12 @@ def test_what_json_would_lose_travels_as_msgpack() -> None:
 def test_all_else_travels_as_json() -> None:
     for value in (1, "a", None, 1.5, [1, [2]], {"a": {"b": True}}, datetime.now(UTC), Point(1.0)):
         assert not loses_in_json(value), value
-        assert write_arguments((), {"value": value})[1] is Format.JSON, value
+        assert write_arguments((), {"value": value}, "p.work")[1] is Format.JSON, value
 
 
 def test_arguments_are_an_object_an_array_or_nothing() -> None:
-    assert write_arguments((), {}) == (b"", Format.JSON)
-    assert write_arguments((1, "a"), {}) == (b'[1,"a"]', Format.JSON)
-    assert write_arguments((), {"a": 1}) == (b'{"a":1}', Format.JSON)
+    assert write_arguments((), {}, "p.work") == (b"", Format.JSON)
+    assert write_arguments((1, "a"), {}, "p.work") == (b'[1,"a"]', Format.JSON)
+    assert write_arguments((), {"a": 1}, "p.work") == (b'{"a":1}', Format.JSON)
     with pytest.raises(InvalidArguments, match="Name them all"):
-        write_arguments((1,), {"a": 1})
+        write_arguments((1,), {"a": 1}, "p.work")

@@ -427,13 +427,31 @@ async def test_an_error_too_large_for_a_message_is_cut(rig: Rig):
 
 @on_rig()
 async def test_a_malformed_envelope_is_answered_with_an_error_and_nothing_of_it_is_done(rig: Rig):
-    too_short, other_version, bad_frame = [1, 2], [99, 1, "s", []], [1, 1, "s", [[1, 2]]]
+    too_short, other_version, bad_frame = [1, 2], [99, 1, "s", []], [1, 1, "s", [[1, "a"]]]
     for data in (b"", b"zz", *map(codec.pack, (too_short, other_version, bad_frame))):
         rig.hand.messages.clear()
         rig.hand.send_raw(data, reply=rig.hand.reply)
         await rig.hand.quiet()
         assert [message.headers["Nats-Service-Error-Code"] for message in rig.hand.messages] == ["400"], data
         assert rig.at_rest(), data
+
+
+@on_rig()
+async def test_a_frame_that_cannot_be_read_is_refused_alone(rig: Rig):
+    pairs = codec.pack([int(RequestOp.TASK), 2, "double", [{(1, 2): 3}], *[None] * 3, None, 0, None])
+    many = codec.pack([int(RequestOp.TASK), 5, "double", [[[]] * codec.most_containers], *[None] * 4, 0, None])
+    others = [codec.pack(one) for one in ([int(RequestOp.RESERVE), 3], [int(RequestOp.CANCEL), 4, 5], [99, 6])]
+    good = [codec.pack(task(1, "double", [1])), codec.pack(task(7, "double", [2]))]
+    data = frames.join_request(rig.worker.core.epoch, "s", [good[0], pairs, *others, many, good[1]])
+    rig.hand.send_raw(data, reply=rig.hand.reply)
+    await rig.hand.quiet()
+    answers = {answer[1]: answer for answer in rig.hand.answers}
+    assert answers.pop(1) == [OK, 1, 2]
+    assert {id: (answer[0], answer[2], answer[5]) for id, answer in answers.items()} == {
+        **dict.fromkeys((2, 3, 6), (AnswerOp.ERROR, "malformed_message", False)),
+        **dict.fromkeys((5, 7), (AnswerOp.ERROR, "payload_too_large", False)),
+    }
+    assert rig.at_rest()
 
 
 @on_rig()

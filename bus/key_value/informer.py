@@ -6,7 +6,7 @@ Laws:
 
 1. Storage decides. An observed write may still be refused by storage, or not be visible there yet. So its key is read
    until storage shows the write, for at most `STORED_WITHIN_S`; after that the stored value counts.
-2. Lists and reads are sequential, so none undoes another.
+2. Lists and reads are sequential, so none undoes another. Only reads of different keys are in flight together.
 3. A failure removes nothing. A list may come from a lagging replica: keys that it lacks, or has in an older version,
    are handled as `Absent` says.
 4. A value that cannot be parsed changes nothing: the previous one stays.
@@ -38,6 +38,8 @@ from ..port.subjects import SubjectPattern, Subscription
 
 STORED_WITHIN_S: Final = 2.0
 _LOOK_AGAIN_S: Final = 0.05
+_MOST_READ: Final = 1024
+"""Keys that are read together."""
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
 """Maximum pause between attempts at the first list; later it is `resync_s`."""
@@ -108,7 +110,7 @@ class BucketInformer(Generic[V]):
             parse: returns the value of an entry; None: it is not ours. Raises GanglineError or ValueError: it cannot be
                 parsed.
             on_change: called with key, old and new value; None: there is none. An awaitable that it returns is awaited
-                before anything else is read, so it must not wait for `refresh`.
+                before the next list or read begins, so it must not wait for `refresh`.
             on_passing: called first with each passing write; True: it need not be read.
             on_unreadable: called once with each value that cannot be parsed; by default it is logged.
             listed: the patterns to list, one by one, each after the changes of the previous one were reported. By
@@ -452,14 +454,17 @@ class BucketInformer(Generic[V]):
 
     async def _look_all_up(self, kv: KeyValue) -> None:
         loop = asyncio.get_running_loop()
-        for key, passed in list(self._lookups.items()):
-            entry = await kv.get(key)
-            change = self._take(entry) if entry is not None else self._drop(key)
-            stored = None if entry is None else entry.value
-            seen = stored == passed.value or loop.time() >= passed.until
-            if seen and self._lookups.get(key) is passed:  # otherwise another write has passed meanwhile
-                del self._lookups[key]
-            await self._tell(change)
+        lookups = list(self._lookups.items())
+        for start in range(0, len(lookups), _MOST_READ):
+            part = lookups[start : start + _MOST_READ]
+            entries = await asyncio.gather(*(kv.get(key) for key, _ in part))
+            for (key, passed), entry in zip(part, entries, strict=True):
+                change = self._take(entry) if entry is not None else self._drop(key)
+                stored = None if entry is None else entry.value
+                seen = stored == passed.value or loop.time() >= passed.until
+                if seen and self._lookups.get(key) is passed:  # otherwise another write has passed meanwhile
+                    del self._lookups[key]
+                await self._tell(change)
 
     def _is_known(self, entry: KvEntry) -> bool:
         known = self._known.get(entry.key)

@@ -1,5 +1,8 @@
 """All current keys of a bucket that match a pattern, in as few round trips as possible.
 
+A list has the bucket as it was when the list began; of what is written meanwhile, it may have any part. So it ends even
+if writes never pause. Who needs what comes later watches the bucket, or lists again.
+
 Up to 1024 keys are listed by name and read at once; for more, a short-lived consumer delivers them. (The server could
 answer one DIRECT.GET with many keys. But anyone who may use that could have any stored message sent to any subject, so
 our buckets do not allow it.)
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from .wire import BucketOwner
 
 _MOST_READ: Final = 1024
-_MOST_CHANGES: Final = 256
 _RETRY_S: Final = 0.05
 _LEAST_SPAN: Final = 64
 _CHAINS: Final = 16
@@ -75,40 +77,26 @@ async def _patiently(bucket: BucketOwner, patterns: tuple[str, ...], most: int) 
 
 
 async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) -> list[StoredEntry] | None:
-    """List the keys and read each. Later writes are read as well, in order: otherwise a list could have a new key and
-    lack an older one.
+    """List the keys, then read each: two round trips, however fast the bucket changes meanwhile.
 
     Returns:
-        None: there are more than `most` keys, or they change too fast.
+        None: there are more than `most` keys.
     """
-    keys: set[str] = set()
-    seen: int | None = None
-    for pattern in patterns:
-        query = {"subjects_filter": bucket.prefix + pattern}
-        state = (await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", query, what=f"list {bucket.name}"))["state"]
-        seen = int(state["last_seq"]) if seen is None else seen
-        keys.update(subject[len(bucket.prefix) :] for subject in state.get("subjects") or ())
-        if len(keys) > most:
-            return None
-    assert seen is not None, patterns
-    found: dict[str, StoredEntry] = {}
-    names = sorted(keys)
-    for start in range(0, len(names), _MOST_READ):
-        read = await asyncio.gather(*map(bucket.stored, names[start : start + _MOST_READ]))
-        found.update({stored.key: stored for stored in read if stored is not None})
-    if all(stored.revision <= seen for stored in found.values()):
-        return list(found.values())
-    cursors = dict.fromkeys(patterns, seen + 1)
-    for _ in range(_MOST_CHANGES):
-        before = dict(cursors)
-        for pattern, sequence in before.items():
-            stored = await bucket.read({"seq": sequence, "next_by_subj": bucket.prefix + pattern})
-            if stored is not None:
-                found[stored.key] = stored
-                cursors[pattern] = stored.revision + 1
-        if cursors == before:
-            return list(found.values())
-    return None
+    listed = await asyncio.gather(*(_names(bucket, pattern) for pattern in patterns))
+    keys = sorted(set().union(*listed))
+    if len(keys) > most:
+        return None
+    found: list[StoredEntry] = []
+    for start in range(0, len(keys), _MOST_READ):
+        read = await asyncio.gather(*map(bucket.stored, keys[start : start + _MOST_READ]))
+        found += [stored for stored in read if stored is not None]
+    return found
+
+
+async def _names(bucket: BucketOwner, pattern: str) -> list[str]:
+    query = {"subjects_filter": bucket.prefix + pattern}
+    answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", query, what=f"list {bucket.name}")
+    return [subject[len(bucket.prefix) :] for subject in answer["state"].get("subjects") or ()]
 
 
 async def newest(bucket: BucketOwner, pattern: str, limit: int, before: int | None) -> list[KvEntry]:

@@ -47,6 +47,8 @@ class FaultRates:
 
     latency_s: float = 0.0005
     """Every message takes this long, or up to 1.5 times as long."""
+    distance_s: float = 0.0
+    """Each connection is up to this far from the server, one way, and farther or nearer in each second."""
     drop: float = 0.0
     duplicate: float = 0.0
     delay: float = 0.0
@@ -106,13 +108,15 @@ class RandomFaults:
         self._draw = source.random
         self._on_fault = on_fault or _ignore
         self._clear_at: dict[tuple[str, str], float] = {}
+        self._distances: dict[str, tuple[int, float]] = {}
+        """Of each connection: the second for which it was drawn, and seconds to the server."""
 
     def __repr__(self) -> str:
         return f"RandomFaults({self.rates!r})"
 
     def message(self, sender: str, receiver: str, subject: str, now: float) -> Sequence[float]:
         rates, draw = self.rates, self._draw
-        latency = rates.latency_s * (1 + draw() / 2)
+        latency = rates.latency_s * (1 + draw() / 2) + self._distance_s(sender, now) + self._distance_s(receiver, now)
         chance = draw()
         if chance < rates.drop:
             self._on_fault("drop", subject)
@@ -136,7 +140,7 @@ class RandomFaults:
     def storage(self, client: str, now: float) -> WriteOutcome:
         rates, draw = self.rates, self._draw
         chance = draw()
-        there, back = (rates.latency_s * (1 + draw() / 2) for _ in range(2))
+        there, back = (rates.latency_s * (1 + draw() / 2) + self._distance_s(client, now) for _ in range(2))
         if chance < rates.storage_drop:
             self._on_fault("storage request lost", client)
             return WriteOutcome(None, None)
@@ -144,6 +148,16 @@ class RandomFaults:
             self._on_fault("storage answer lost", client)
             return WriteOutcome(there, None)
         return WriteOutcome(there, back)
+
+    def _distance_s(self, name: str, now: float) -> float:
+        farthest_s = self.rates.distance_s
+        if not farthest_s or name == SERVER:
+            return 0.0
+        second, distance_s = self._distances.get(name, (-1, 0.0))
+        if second != int(now):
+            distance_s = self._draw() * farthest_s
+            self._distances[name] = int(now), distance_s
+        return distance_s
 
     def _in_order(self, sender: str, receiver: str, now: float, latency: float) -> float:
         link = (sender, receiver)

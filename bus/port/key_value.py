@@ -136,10 +136,11 @@ class KeyValue(Protocol):
         ...
 
     async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
-        """A snapshot of all keys that match any of the patterns, each at its newest revision.
+        """All keys that match any of the patterns, each at its newest revision when it was read.
 
-        It may come from a lagging replica, but it is consistent: nothing older than its newest entry is missing. To
-        know how new it is, include a key that was just written.
+        Nothing is missing that was there when the list began and still is. What is written meanwhile may be in it or
+        not, in any order: who needs it watches, or lists again. It may come from a lagging replica; to know how new it
+        is, include a key that was just written.
         """
         ...
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from typing import Any
 
 import pytest
 
 from gangline.bus.key_value.bucket import NatsKeyValue
+from gangline.bus.memory.faults import FaultRates, RandomFaults
 from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
@@ -20,7 +23,7 @@ from gangline.schemas.errors.base import (
     UnknownGang,
 )
 from gangline.schemas.names import public_id
-from gangline.schemas.records.workers import LeaseRecord
+from gangline.schemas.records.workers import Heartbeat, LeaseRecord
 from gangline.schemas.wire.codec import Format
 
 from ..support.coordinator.rig import CoordinatorSystem
@@ -331,6 +334,38 @@ async def test_an_owner_whose_answer_was_lost_gets_its_tokens_from_the_next_lead
                 await system.owner.ask(operation, {**more, "id": "mine", "owner_token": token})
     await system.owner.release(gang)
     assert system.at_rest()
+
+
+async def test_coordinators_far_from_the_server_lead_while_workers_beat_faster_than_keys_are_read(system, hub):
+    beats = [
+        (
+            f"alive.train.w{number}",
+            Heartbeat(epoch=1, instance=f"i{number}", running=0, reserved=0, total=4).model_dump_json().encode(),
+        )
+        for number in range(60)
+    ]
+
+    async def beat_on():
+        for key, beat in itertools.cycle(beats):
+            writing = asyncio.create_task(system.ledger.put(key, beat, ttl_s=3))
+            writes.add(writing)
+            writing.add_done_callback(writes.discard)
+            await asyncio.sleep(1 / len(beats))
+
+    writes = set()
+    hub.faults = RandomFaults(random.Random(11), FaultRates(latency_s=0.025, distance_s=0.05))
+    beating = asyncio.create_task(beat_on())
+    await asyncio.sleep(2)
+    first, second = await system.coordinator(), await system.coordinator("second")
+    try:
+        async with asyncio.timeout(5):
+            await first.wait_leading()
+        await first.stop()
+        async with asyncio.timeout(5):
+            await second.wait_leading()
+    finally:
+        beating.cancel()
+        await asyncio.wait([beating, *writes])
 
 
 async def test_a_leader_whose_process_dies_is_followed_within_its_keys_life(system, hub):

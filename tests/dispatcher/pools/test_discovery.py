@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from typing import Any
 
 import pytest
 
+from gangline.bus.memory.faults import FaultRates, RandomFaults
 from gangline.bus.port.bus import Conflict
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.schemas.records.workers import MethodInfo
@@ -28,6 +30,28 @@ async def test_a_new_router_pulls_the_workers_that_are_there(rig: Rig) -> None:
     worker = known(rig)["w1"]
     assert (worker.node, worker.zone, worker.address, worker.labels) == ("n", "z", "a:1", {"gpu": "yes"})
     assert set(known(rig)) == {"w1", "w2"}
+
+
+@on_rig()
+async def test_a_client_far_from_the_server_calls_at_once_though_workers_beat_faster_than_keys_are_read(
+    rig: Rig,
+) -> None:
+    for number in range(60):
+        await rig.worker(f"w{number}")
+        await asyncio.sleep(1 / 60)
+    rig.hub.faults = RandomFaults(random.Random(11), FaultRates(latency_s=0.025, distance_s=0.05))
+    async with asyncio.timeout(2):
+        await rig.client.call("images.echo")
+    assert len(known(rig)) == 60
+    # Restarts of all workers at once are read together, too.
+    rig.hub.faults = None
+    for worker in rig.workers:
+        worker.instance += "-again"
+        worker.epoch += 1
+        await worker.register()
+    rig.hub.faults = RandomFaults(random.Random(11), FaultRates(latency_s=0.025, distance_s=0.05))
+    await asyncio.sleep(2)
+    assert all(worker.instance.endswith("-again") for worker in known(rig).values())
 
 
 @on_rig()

@@ -74,8 +74,9 @@ class SyncLease(SyncProxy[Lease]):
     def call(self, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def call(self, method: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on the lease and return its result. Waits while all slots of the lease are in use. Cancelling
-        cancels the task; its slot is free again when it has stopped. See Lease.call."""
+        """Run a task on the lease and return its result. Waits while all slots of the lease are in use, and while
+        the task is at a limit that it declares. Cancelling cancels the task; its slot is free again when it has
+        stopped. See Lease.call."""
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.call(method, *args, **kwargs))
 

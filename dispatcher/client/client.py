@@ -741,8 +741,8 @@ class Client(Operations):
     async def delete_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Delete a schedule; returns what it was. Runs that have begun continue.
 
-        One that a task declares with `cron=` (`Schedule.in_code`) comes back when a dispatcher takes over its queue, or
-        when a worker with other declarations starts: to stop it for good, remove `cron=`. A paused one stays paused.
+        One that a task declares with `cron=` (`Schedule.in_code`) comes back within seconds: a dispatcher stores it
+        again. To stop it, pause it (`pause_schedule`), or remove `cron=`.
 
         Raises:
             UnknownJob, InvalidRequest: as `schedule`.

@@ -171,7 +171,7 @@ class Dispatcher(Service[DispatcherState]):
             strays=self._sweeper.found,
             held=lambda: self._ownership.held,
             counted=self._counted,
-            registered=lambda entries: self._schedules.seen(entries, self._queues.keys()),
+            registered=lambda entries: self._schedules.seen(entries, self._queues),
         )
         self._schedules = DeclaredSchedules(self._context)
         self._nats_service: DispatcherNatsService | None = None

@@ -106,9 +106,8 @@ class Schedule:
 
     @property
     def in_code(self) -> bool:
-        """Whether the task itself declares it, with `@pool.task(cron=)`. If it is deleted, it comes back when a
-        dispatcher takes over the queue, or when a worker with other declarations starts. To stop it for good, remove
-        `cron=`; or pause it."""
+        """Whether the task itself declares it, with `@pool.task(cron=)`. If it is deleted, a dispatcher stores it
+        again within seconds. To stop it, pause it, or remove `cron=`."""
         return self.id == job_of_declared(self.endpoint, self.method)
 
     @property

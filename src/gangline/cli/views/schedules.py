@@ -122,8 +122,8 @@ def _moment(at: float, zone: tzinfo) -> str:
 
 
 COMES_BACK: Final = (
-    "its task declares it with cron=: it comes back when a dispatcher takes over the queue, or when a worker with "
-    "other declarations starts; to stop it for good, remove cron=, or use 'gangline schedules pause', which lasts"
+    "its task declares it with cron=: a dispatcher stores it again within seconds; to stop it, use 'gangline schedules "
+    "pause', which lasts, or remove cron="
 )
 """About a removed schedule that was declared in code."""
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+import pytest
+
+from gangline.bus.jetstream.stream import NatsStream
+from gangline.bus.port.bus import PublishRefused
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.submitter import job_of_declared
+from gangline.testing.in_memory import Cluster
 from gangline.worker.pool.pool import Pool
 
 from ....support.dispatcher.jobs_rig import virtual_cluster
@@ -102,15 +109,79 @@ async def test_a_paused_schedule_stays_paused_when_the_declaration_changes() -> 
         await until(client, {})
 
 
-async def test_a_schedule_that_somebody_cancels_comes_back_with_the_next_change_only() -> None:
+async def test_a_schedule_that_somebody_cancels_comes_back() -> None:
     running = virtual_cluster(version(tick="@every 10s"))
     async with running as client:
         await until(client, {"tick": "@every 10s"})
         assert await client.job(job_of_declared("p", "tick")).cancel()
-        await asyncio.sleep(15.0)
-        assert await schedules_of(client) == {}
-        await running.add_worker(version(tick="@every 11s"))
-        await until(client, {"tick": "@every 11s"})
+        await until(client, {"tick": "@every 10s"})
+
+
+def _deleted(stream: str) -> Callable[[Cluster], Awaitable[None]]:
+    async def lose(running: Cluster) -> None:
+        bus = running.hub.connect("operator")
+        await bus.api.call(f"STREAM.DELETE.{getattr(running.names, stream)}", what="delete")
+        await bus.close()
+
+    return lose
+
+
+async def _purged(running: Cluster) -> None:
+    bus = running.hub.connect("operator")
+    await bus.api.call(f"STREAM.PURGE.{running.names.schedules_stream}", what="purge")
+    await bus.close()
+
+
+def _away(seconds: float) -> Callable[[Cluster], Awaitable[None]]:
+    async def lose(running: Cluster) -> None:
+        running.hub.stop()
+        await asyncio.sleep(seconds)
+        running.hub.start()
+
+    return lose
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [_deleted("tasks_stream"), _deleted("schedules_stream"), _purged, _away(0.05), _away(7.0)],
+    ids=["tasks deleted", "schedules deleted", "purged", "short outage", "outage"],
+)
+async def test_a_schedule_that_the_server_loses_is_stored_again_and_runs(
+    lose: Callable[[Cluster], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGLINE_STORAGE", "memory")
+    runs = list[tuple[str, float]]()
+    running = virtual_cluster(version(runs, tick="@every 3s", nightly="@daily"))
+    async with running as client:
+        await until(client, {"tick": "@every 3s", "nightly": "@daily"})
+        await asyncio.sleep(7.0)
+        assert runs
+        await lose(running)
+        await until(client, {"tick": "@every 3s", "nightly": "@daily"})
+        runs.clear()
+        await asyncio.sleep(10.0)
+        assert runs, "the schedule is stored, and runs"
+
+
+async def test_a_schedule_that_cannot_be_stored_is_logged_once_and_stored_as_soon_as_it_can(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = virtual_cluster(version(tick="@every 10s"))
+    async with running as client:
+        await until(client, {"tick": "@every 10s"})
+        publish = NatsStream.publish
+
+        async def refuse(self: NatsStream, subject: str, *args: Any, **kwargs: Any) -> Any:
+            if subject == running.names.schedule(job_of_declared("p", "tick")):
+                raise PublishRefused("full")
+            return await publish(self, subject, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NatsStream, "publish", refuse)
+            await _purged(running)
+            await asyncio.sleep(60.0)
+        await until(client, {"tick": "@every 10s"})
+        assert [record.levelname for record in caplog.records if "full" in record.getMessage()] == ["ERROR"]
 
 
 async def test_schedules_tell_whether_their_task_declares_them() -> None:

@@ -90,8 +90,8 @@ def resume(connection: ConnectionOptions, schedule: str, reason: str, as_json: b
 def rm(connection: ConnectionOptions, schedule: str, reason: str, as_json: bool) -> None:
     """Remove a schedule. Runs that have begun continue.
 
-    One that a task declares with cron= comes back when a dispatcher takes over its queue, or when a worker with other
-    declarations starts. To stop it for good, remove cron=, or use 'gangline schedules pause'.
+    One that a task declares with cron= comes back within seconds: a dispatcher stores it again. To stop it, use
+    'gangline schedules pause', or remove cron=.
     """
     _change(connection, "rm", schedule, reason, as_json, "is removed", lambda client: client.delete_schedule(schedule))
 

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "telemetry": ("setup", "metrics", "tracing", "logs"),
     "runtime": (
         *("lifecycle", "probes", "service_manager", "loop_thread", "failure_detector", "tasks", "timers", "rate"),
-        *("tracebacks", "state_machine", "clock"),
+        *("hooks", "tracebacks", "state_machine", "clock"),
     ),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "storage", "key_value", "jetstream", "streams"),

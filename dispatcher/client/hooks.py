@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
+from ...runtime.hooks import check_hook
 from ...runtime.tracebacks import frames_hidden
 from ...schemas.errors.base import InvalidSettings
 from ..calls.call import CallOptions
@@ -119,9 +120,13 @@ class _Function:
 
 def _checked(hook: object) -> object:
     if not isinstance(hook, type):
-        if any(callable(getattr(hook, kind, None)) for kind in _KINDS):
+        if kinds := [kind for kind in _KINDS if callable(getattr(hook, kind, None))]:
+            for kind in kinds:
+                where = f"middleware: {kind} of {hook!r}"
+                check_hook(getattr(hook, kind), where, "request", "call_next", generator=kind == "stream")
             return hook
         if callable(hook) and any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__))):
+            check_hook(hook, "middleware", "request", "call_next")
             return _Function(hook)
     raise InvalidSettings(
         f"{hook!r} is not middleware: give an async function of (request, call_next), or an object with a method call, "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 from ...bus.key_value.informer import Absent, BucketInformer
 from ...bus.port.bus import Bus, KeyValue, KvEntry, KvOperation
 from ...runtime.failure_detector import SuspectProber
+from ...runtime.hooks import check_hook
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import GanglineError
+from ...schemas.errors.base import GanglineError, InvalidSettings
 from ...schemas.names import Names
 from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
@@ -420,6 +423,11 @@ class GuardedPolicy(PolicyBase):
     """
 
     def __init__(self, policy: Policy, pool: str) -> None:
+        """
+        Raises:
+            InvalidSettings: a method is missing, or cannot be called as it will be.
+        """
+        _check_policy(policy, pool)
         self.policy = policy
         self.failures: Counter[str] = Counter()
         self._pool = pool
@@ -458,6 +466,24 @@ class GuardedPolicy(PolicyBase):
 
     def __repr__(self) -> str:
         return f"GuardedPolicy({self.policy!r}, failures={dict(self.failures)})"
+
+
+_METHODS: Final = {
+    "choose": ("candidates", "request"),
+    "routed": ("worker", "request"),
+    "completed": ("worker", "request"),
+    "worker_lost": ("worker",),
+}
+
+
+def _check_policy(policy: object, pool: str) -> None:
+    for name, parameters in _METHODS.items():
+        method, where = getattr(policy, name, None), f"pool {pool!r}: {name} of policy {policy!r}"
+        if method is None:
+            raise InvalidSettings(f"{where} is missing: derive the class from gangline.PolicyBase, and define choose")
+        check_hook(method, where, *parameters)
+        if inspect.iscoroutinefunction(method):
+            raise InvalidSettings(f"{where} is an 'async def': a policy decides at once, so make it a 'def'")
 
 
 def guarded(policy: Policy, pool: str) -> Policy:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
 from ...runtime.clock import Environment
+from ...runtime.hooks import check_hook
 from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden, hide_frames
 from ...schemas.deadline import UNDER
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings, WrongClient
@@ -62,6 +63,8 @@ class Router:
             name: the owner of leases in the ledger.
             routes_bucket, makes_routes: see RouteTable.
         """
+        if policy is not None and not isinstance(policy, type):
+            check_hook(policy, "policy=", "pool")
         self.bus = bus
         self.names = names
         self.settings = settings or RouterSettings()

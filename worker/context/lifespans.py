@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from ...runtime.hooks import HookOverdue, call, name_of, stop, within
 from ...runtime.tasks import TaskSet
+from ...schemas.errors.base import GanglineError
 from ...telemetry.logs import logger_for
 from .task_context import has_ended, wait_in_thread
 
@@ -21,6 +25,22 @@ Loader = Callable[[str], Any | Awaitable[Any]]
 Unloader = Callable[[str, Any], Awaitable[None] | None]
 
 _log = logger_for(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookLimits:
+    """How long the hooks of a worker may take, each of them, in seconds."""
+
+    lifespan_start_s: float = 600.0
+    """A lifespan until it yields."""
+    model_load_s: float = 600.0
+    """A model loader, for one model."""
+    hook_stop_s: float = 30.0
+    """A model unloader for one model, and a lifespan from its yield to its end."""
+
+
+_LIMITS: Final = HookLimits()
+_ABSENT: Final = object()
 
 
 class _Entry:
@@ -50,6 +70,8 @@ class ModelCache:
         unloader: Unloader | None,
         max_models: int,
         on_change: Callable[[tuple[str, ...]], None] | None = None,
+        *,
+        limits: HookLimits = _LIMITS,
     ) -> None:
         """
         Args:
@@ -57,7 +79,9 @@ class ModelCache:
             unloader: takes the id and the model to evict; `async` or plain, too.
             max_models: maximum number of models loaded or loading at once.
             on_change: called with the ids of all loaded models after each change.
+            limits: how long loader and unloader may take.
         """
+        self._limits = limits
         self._loader = loader
         self._unloader = unloader
         self._max_models = max_models
@@ -106,14 +130,10 @@ class ModelCache:
 
     async def close(self) -> None:
         """Cancel loads and unload everything."""
-        for entry in list(self._entries.values()):
-            entry.load.cancel()
-        await asyncio.gather(*(entry.load for entry in self._entries.values()), return_exceptions=True)
+        await stop(entry.load for entry in self._entries.values())
         await self._cleanups.rest()
         entries, self._entries = self._entries, {}
-        for entry in entries.values():
-            if _is_loaded(entry):
-                await self._unload(entry)
+        await asyncio.gather(*(self._unload(entry) for entry in entries.values() if _is_loaded(entry)))
         self._report()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -188,7 +208,10 @@ class ModelCache:
 
     async def _load(self, model_id: str) -> Any:
         assert self._loader is not None
-        return await _call(self._loader, model_id)
+        what = f"model loader {name_of(self._loader)} for model {model_id!r}"
+        return await within(
+            self._limits.model_load_s, call(self._loader, model_id), what=what, log=_log, model=model_id
+        )
 
     def _loaded(self, entry: _Entry | None) -> None:
         assert entry is not None
@@ -202,7 +225,11 @@ class ModelCache:
         if self._unloader is None:
             return
         try:
-            await _call(self._unloader, entry.id, entry.load.result())
+            what = f"model unloader {name_of(self._unloader)} for model {entry.id!r}"
+            work = call(self._unloader, entry.id, entry.load.result())
+            await within(self._limits.hook_stop_s, work, what=what, log=_log, model=entry.id)
+        except HookOverdue:
+            pass  # was logged; from here on its room is free
         except Exception:
             _log.exception("unloading a model failed", extra={"action": "model_unload_failed", "model": entry.id})
 
@@ -219,13 +246,6 @@ class ModelCache:
 
 def _is_loaded(entry: _Entry) -> bool:
     return entry.load.done() and not entry.load.cancelled() and entry.load.exception() is None
-
-
-async def _call(function: Callable[..., Any], *args: Any) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    result = await asyncio.get_running_loop().run_in_executor(None, function, *args)
-    return await result if inspect.isawaitable(result) else result
 
 
 R = TypeVar("R")
@@ -261,28 +281,71 @@ class PoolResources(Protocol):
 class Lifespans:
     """Opened before the first task, closed after the last. Child processes have their own."""
 
-    def __init__(self, pool: PoolResources, on_models: Callable[[tuple[str, ...]], None] | None = None) -> None:
+    def __init__(
+        self,
+        pool: PoolResources,
+        on_models: Callable[[tuple[str, ...]], None] | None = None,
+        *,
+        limits: HookLimits = _LIMITS,
+    ) -> None:
         self._pool = pool
-        self._stack = contextlib.AsyncExitStack()
+        self._limits = limits
+        self._open: list[tuple[str, contextlib.AbstractAsyncContextManager[Any]]] = []
+        """With what they are called in the log, in the order in which they were opened."""
         self._resources: list[Any] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.models = ModelCache(pool.loader, pool.unloader, pool.max_models, on_models)
+        self.models = ModelCache(pool.loader, pool.unloader, pool.max_models, on_models, limits=limits)
 
     async def open(self) -> None:
-        """Enter the lifespans in declaration order. If one raises, those before it are closed."""
+        """Enter the lifespans in declaration order. If one raises, those before it are closed.
+
+        Raises:
+            GanglineError: one did not open in time.
+            Exception: whatever it raised.
+        """
         self._loop = asyncio.get_running_loop()
         try:
             for lifespan in self._pool.lifespans:
-                self._resources.append(await self._stack.enter_async_context(_manager(lifespan)))
+                await self._enter(lifespan)
         except BaseException:
-            await self._stack.aclose()
+            await self._close_open()
             raise
+
+    async def _enter(self, lifespan: Lifespan) -> None:
+        what, manager = f"lifespan {name_of(lifespan)} of pool {self._pool.name!r}", _manager(lifespan)
+        context = contextvars.copy_context()
+        work, limit_s = _entered(manager), self._limits.lifespan_start_s
+        try:
+            self._resources.append(await within(limit_s, work, what=what, log=_log, context=context))
+        except HookOverdue as error:
+            text = f"{error}: the worker cannot start. If it needs that long, raise lifespan_start_s"
+            raise GanglineError(text) from None
+        self._open.append((what, manager))
+        for variable, value in context.items():  # those that it has set are for the tasks, too
+            if variable.get(_ABSENT) is not value:
+                variable.set(value)
+
+    async def _close_open(self) -> None:
+        """Leave the lifespans, last one first. One that raises or does not end does not keep the others from it."""
+        failure: BaseException | None = None
+        while self._open:
+            what, manager = self._open.pop()
+            try:
+                work = _left(manager)
+                await within(self._limits.hook_stop_s, work, what=f"the end of {what}", log=_log)
+            except HookOverdue:
+                pass  # was logged
+            except Exception as error:
+                _log.error("the end of %s failed", what, exc_info=error, extra={"action": "lifespan.failed"})
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     async def close(self) -> None:
         """Unload the models and leave the lifespans, last one first."""
         await self.models.close()
         self._resources.clear()
-        await self._stack.aclose()
+        await self._close_open()
 
     def resource(self, kind: type[R]) -> R:
         for value in self._resources:
@@ -305,6 +368,14 @@ class Lifespans:
             if "block" in str(error):
                 raise
         return wait_in_thread(context, asyncio.run_coroutine_threadsafe(self.models.use(context), self._loop))
+
+
+async def _entered(manager: contextlib.AbstractAsyncContextManager[Any]) -> Any:
+    return await manager.__aenter__()
+
+
+async def _left(manager: contextlib.AbstractAsyncContextManager[Any]) -> None:
+    await manager.__aexit__(None, None, None)
 
 
 @contextlib.asynccontextmanager

@@ -46,7 +46,7 @@ class ExecutorRegistry:
         self._pool = pool
         self._settings = settings or ExecutorSettings()
         self._on_models = on_models
-        self.scope = Lifespans(pool, lambda _: self._models_changed())
+        self.scope = Lifespans(pool, lambda _: self._models_changed(), limits=self._settings.limits)
         """Resources and models for the tasks."""
         self._threads = ThreadExecutor(f"gangline-{pool.name}")
         self._processes = ProcessPool(pool, self._settings, self._models_changed)

@@ -6,12 +6,12 @@ first task.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from ...bus.port.bus import Bus
+from ...runtime.hooks import HookOverdue, call, look_at, name_of, stop, within
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GangEnded, GangFailed, GanglineError, StaleGeneration, TaskCancelled, TaskCrashed
 from ...schemas.messages.gangs import FormRequest, MemberCause
@@ -30,22 +30,30 @@ from ..context.task_context import (
     seat,
 )
 from ..execution.runner import TaskRun
-from ..pool.health import Probe, look_at
-from ..pool.pool import GangHook, Outcome, Pool
+from ..pool.health import Probe
+from ..pool.pool import Outcome, Pool
 from ..slots.admission_core import AdmissionCore
 from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat
 from ..slots.lease_table import GrantedLease
 from .collectives import CollectiveSessions
 from .rank_timer import RankTimer
 
+START_TIMEOUT_S: Final = 600.0
+"""For gangs whose coordinator gives no `start_timeout_s`."""
+STOP_LEAST_S: Final = 1.0
+"""Stop hooks have at least this long, whatever the grace time."""
+
 
 class _Start:
-    """One member that is starting."""
+    """One member that is starting, or has started."""
 
-    __slots__ = ("began", "context", "ready", "task", "timer")
+    __slots__ = ("began", "context", "rank", "ready", "running", "task", "timer")
 
-    def __init__(self, context: GangContext, ready: asyncio.Future[None]) -> None:
+    def __init__(self, context: GangContext, rank: int, ready: asyncio.Future[None]) -> None:
         self.context = context
+        self.rank = rank
+        self.running = ""
+        """The hook that runs, for the log."""
         self.ready = ready
         """Done when it has started or failed to: its tasks wait for this."""
         self.task: asyncio.Task[None] | None = None
@@ -105,11 +113,11 @@ class GangLifecycleHooks:
         loop = asyncio.get_running_loop()
         for each in seats:
             if each.part == 0:
-                start = self._starts[each.lease.token] = _Start(self._context(form, each), loop.create_future())
+                start = _Start(self._context(form, each), each.rank, loop.create_future())
+                self._starts[each.lease.token] = start
                 start.ready.add_done_callback(look_at)
-                if form.start_timeout_s is not None:
-                    late = (form, each, start, form.start_timeout_s)
-                    start.timer = loop.call_later(form.start_timeout_s, self._too_late, *late)
+                timeout_s = START_TIMEOUT_S if form.start_timeout_s is None else form.start_timeout_s
+                start.timer = loop.call_later(timeout_s, self._too_late, form, each, start, timeout_s)
                 start.task = loop.create_task(self._start(form, each, start), name="gangline gang start")
 
     def ready(self, lease: GrantedLease) -> asyncio.Future[None] | None:
@@ -119,8 +127,9 @@ class GangLifecycleHooks:
             return None
         return start.ready
 
-    def end(self, leaving: LeavingMember) -> None:
-        """These seats have ended: cancel their start hooks, and run the stop hooks when their tasks have stopped."""
+    def end(self, leaving: LeavingMember, grace_s: float) -> None:
+        """These seats have ended: cancel their start hooks, and run the stop hooks when their tasks have stopped. Hooks
+        have `grace_s` to stop, and again `grace_s` to run."""
         starts = [self._starts.pop(seat.lease.token) for seat in leaving.seats if seat.lease.token in self._starts]
         if not starts:
             return
@@ -129,28 +138,27 @@ class GangLifecycleHooks:
             if start.task is not None:
                 start.task.cancel()  # now, so that no further hook starts
         leaving.hooks += 1
-        self._ending.start(self._end(leaving, starts))
+        self._ending.start(self._end(leaving, starts, max(grace_s, STOP_LEAST_S)))
 
     def tasks_ended(self) -> None:
         """A task on a seat has ended."""
         self._idle.set()
 
     async def stop(self) -> None:
-        """Cancel whatever is running. Idempotent."""
+        """Cancel whatever is running, and leave behind what does not stop. Idempotent."""
         for start in self._starts.values():
             _disarm(start)
-        tasks = [*self._ending, *(start.task for start in self._starts.values() if start.task is not None)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop([*self._ending, *(start.task for start in self._starts.values() if start.task is not None)])
 
     async def _start(self, form: FormRequest, seat: LocalSeat, start: _Start) -> None:
         start.began = True
         try:
             for hook in self._pool.gang_starts:
-                await _run(hook, start.context)
+                start.running = name_of(hook)
+                await call(hook, start.context)
                 if start.ready.done():
                     return  # timed out: the hook ignored its cancellation
+            start.running = "(health checks)"
             sick = await self._first_checks()
         except asyncio.CancelledError:
             start.ready.cancel()
@@ -201,46 +209,59 @@ class GangLifecycleHooks:
         start.ready.set_exception(GangFailed(text, details=details, may_have_started=False))
         self._failed(form, seat.rank, detail)
 
-    async def _end(self, leaving: LeavingMember, starts: list[_Start]) -> None:
+    async def _end(self, leaving: LeavingMember, starts: list[_Start], limit_s: float) -> None:
         try:
-            for start in starts:
-                if start.task is not None:
-                    await asyncio.wait([start.task])
-                start.ready.cancel()
+            await self._end_starts(leaving, starts, limit_s)
             while any(seat.lease.busy for seat in leaving.seats):
                 self._idle.clear()
                 await self._idle.wait()
-            for start in starts:
-                for hook in self._pool.gang_stops if start.began else ():
-                    try:
-                        await _run(hook, start.context)
-                    except Exception:
-                        self._log.exception(
-                            "a gang_stop function failed", extra={"action": "gang.stop_failed", "gang": leaving.gang}
-                        )
+            await asyncio.gather(*(self._stops(leaving, start, limit_s) for start in starts if start.began))
         finally:
             leaving.hooks -= 1
             self._changed()
+
+    async def _end_starts(self, leaving: LeavingMember, starts: list[_Start], limit_s: float) -> None:
+        """Wait until the start hooks have stopped, which were cancelled."""
+        tasks = {start.task: start for start in starts if start.task is not None}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=limit_s)
+            for task in await stop(late):
+                start = tasks[task]
+                self._log.warning(
+                    "gang_start function %s of rank %d of gang %s did not stop within %g s after it was "
+                    "cancelled, and is no longer waited for", start.running, start.rank, leaving.gang, limit_s,
+                    extra={"action": "hook.overdue", "gang": leaving.gang, "rank": start.rank},
+                )  # fmt: skip
+        for start in starts:
+            start.ready.cancel()
+
+    async def _stops(self, leaving: LeavingMember, start: _Start, limit_s: float) -> None:
+        """Run one member's stop hooks in order. They share `limit_s`."""
+        clock = asyncio.get_running_loop().time
+        until, gang, rank = clock() + limit_s, leaving.gang, start.rank
+        for number, hook in enumerate(self._pool.gang_stops):
+            what = f"gang_stop function {name_of(hook)} of rank {rank} of gang {gang}"
+            try:
+                work = call(hook, start.context)
+                await within(until - clock(), work, what=what, log=self._log, gang=gang, rank=rank)
+            except HookOverdue:
+                for left_out in self._pool.gang_stops[number + 1 :]:
+                    self._log.warning(
+                        "gang_stop function %s of rank %d of gang %s does not run: no time is left",
+                        name_of(left_out), rank, gang,
+                        extra={"action": "hook.left_out", "gang": gang, "rank": rank},
+                    )  # fmt: skip
+                return
+            except Exception:
+                self._log.exception(
+                    "%s failed", what, extra={"action": "gang.stop_failed", "gang": gang, "rank": rank}
+                )  # fmt: skip
 
 
 def _disarm(start: _Start) -> None:
     if start.timer is not None:
         start.timer.cancel()
         start.timer = None
-
-
-async def _run(hook: GangHook, context: GangContext) -> None:
-    if inspect.iscoroutinefunction(hook):
-        await hook(context)
-        return
-    running = asyncio.get_running_loop().run_in_executor(None, hook, context)
-    try:
-        result = await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])  # a thread cannot be stopped: wait until it returns
-        raise
-    if inspect.isawaitable(result):
-        await result
 
 
 Fail = Callable[[FormRequest, int, MemberCause, str], None]

@@ -449,7 +449,7 @@ class GangServer:
             extra={"action": "gang.teardown", "gang": leaving.gang, "generation": leaving.generation},
         )  # fmt: skip
         self.seats.stop(leaving)
-        self.hooks.end(leaving)
+        self.hooks.end(leaving, max(0.0, leaving.grace_at - self._driver.now()))
 
     def _stopped(self, leaving: LeavingMember) -> None:
         self.metrics.torn_down(self._loop.time() - self._began.pop(leaving, self._loop.time()))

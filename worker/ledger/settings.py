@@ -20,6 +20,9 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "max_claim_s": (0.05, MAX_TTL_S),
     "freeze_after_s": (0.5, 3600.0),
     "drain_grace_s": (0.0, MAX_DEADLINE_S),
+    "lifespan_start_s": (1.0, 86_400.0),
+    "model_load_s": (1.0, 86_400.0),
+    "hook_stop_s": (0.1, 3600.0),
     "heartbeat_s": (0.1, 60.0),
     "heartbeat_ttl_s": (1.0, 600.0),
     "start_timeout_s": (1.0, 600.0),
@@ -66,6 +69,15 @@ class WorkerSettings:
     drain_grace_s: float = 30.0
     """Cancel tasks still running this many seconds after the drain began; 0 cancels at once. Keep it below the time
     between your process manager's SIGTERM and SIGKILL."""
+    lifespan_start_s: float = 600.0
+    """How long each `@pool.lifespan` may take until it yields, in seconds; 1 to 86400. Then the worker does not
+    start."""
+    model_load_s: float = 600.0
+    """How long `@pool.model_loader` may take for one model, in seconds; 1 to 86400. Then it is cancelled, and the tasks
+    that wait for the model fail."""
+    hook_stop_s: float = 30.0
+    """How long `@pool.model_unloader` may take for one model, and each `@pool.lifespan` from its yield to its end, in
+    seconds; 0.1 to 3600. Then it is cancelled, and no longer waited for."""
 
     heartbeat_s: float = 1.0
     """Time between heartbeats, in seconds; 0.1 to 60."""

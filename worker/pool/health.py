@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...runtime.hooks import CANCEL_S, call, check_hook, look_at, name_of, stop
 from ...schemas.errors.base import InvalidSettings
 from ...schemas.text import count_of
 from ...telemetry.logs import Log
 
 MAX_S: Final = 86_400.0
+_LEAVE_S: Final = 0.05
+"""How long a check may take to stop when the worker leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +29,14 @@ class HealthCheck:
 
     @property
     def name(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+        return name_of(self.function)
 
     def validate(self, pool: str) -> None:
         """
         Raises:
             InvalidSettings: names the value that is out of bounds.
         """
-        if not callable(self.function):
-            raise InvalidSettings(f"pool {pool!r}: a health check is a function, not {self.function!r}")
+        check_hook(self.function, f"pool {pool!r}: a health check")
         where = f"pool {pool!r}: health check {self.name}"
         for what, seconds in (("period_s", self.period_s), ("timeout_s", self.timeout_s)):
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_S:
@@ -44,21 +46,20 @@ class HealthCheck:
 
 
 class Probe:
-    """Runs one check, and remembers its thread."""
+    """Runs one check, and remembers the call that did not end in time."""
 
     def __init__(self, check: HealthCheck, log: Log) -> None:
         self.check = check
         self._log = log
-        self._thread: asyncio.Future[Any] | None = None
+        self._call: asyncio.Task[Any] | None = None
 
     async def failed(self, in_a_row: int) -> str | None:
         """Run the check once. Returns why it failed, or None. `in_a_row`: the number of failures before, for the
         log."""
         check = self.check
         try:
-            async with asyncio.timeout(check.timeout_s):
-                if await self._ask() is False:
-                    raise RuntimeError("it returned False")
+            if await self._ask() is False:
+                raise RuntimeError("it returned False")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, TimeoutError):
@@ -76,13 +77,21 @@ class Probe:
         return None
 
     async def _ask(self) -> Any:
-        function = self.check.function
-        if inspect.iscoroutinefunction(function):
-            return await function()
-        if self._thread is None or self._thread.done():  # while one hangs, start no second thread
-            self._thread = asyncio.get_running_loop().run_in_executor(None, function)
-            self._thread.add_done_callback(look_at)
-        return await asyncio.shield(self._thread)
+        function, running = self.check.function, self._call
+        if running is None or running.done():  # while one hangs, start no second one
+            running = self._call = asyncio.get_running_loop().create_task(call(function), name="gangline health")
+            running.add_done_callback(look_at)
+        try:
+            await asyncio.wait((running,), timeout=self.check.timeout_s)
+            if not running.done() and inspect.iscoroutinefunction(function):
+                running.cancel()
+                await asyncio.wait((running,), timeout=CANCEL_S)
+            if not running.done() or running.cancelled():
+                raise TimeoutError
+            return running.result()
+        except asyncio.CancelledError:
+            await stop([running], _LEAVE_S)
+            raise
 
     async def first(self) -> str | None:
         """Run the check until it passes. Returns the reason if it fails `failures` times in a row, else None."""
@@ -128,9 +137,3 @@ class HealthWatch:
                 self._told = True
                 self._failed(f"health check {check.name} failed {count_of(in_a_row, 'time')} in a row: {why}")
                 return
-
-
-def look_at(done: asyncio.Future[Any]) -> None:
-    """A done callback that retrieves the exception, so that asyncio does not complain if nobody else does."""
-    if not done.cancelled():
-        done.exception()

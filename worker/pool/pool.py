@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, overload
 
+from ...runtime.hooks import check_hook, name_of
 from ...schemas.errors.base import (
     DeadlineExceeded,
     GanglineError,
@@ -48,6 +49,7 @@ def check_middleware(function: Middleware, pool: str) -> None:
         raise InvalidSettings(
             f"pool {pool!r}: middleware is an 'async def' that takes the task's context and call_next, not {function!r}"
         )
+    check_hook(function, f"pool {pool!r}: middleware", "context", "call_next")
 
 
 class ExecutorKind(StrEnum):
@@ -501,7 +503,20 @@ class Pool:
         An async (or plain) generator function that yields one value, or a function that returns a context manager.
         Tasks get the value with `current_task().resource(ItsType)`, or as a parameter (see gangline.Resource). Each
         child process of the process executor opens its own.
+
+        It has `lifespan_start_s` (see WorkerSettings) until it yields; then the worker does not start. After its yield
+        it has `hook_stop_s`; then it is cancelled, and the worker leaves without it.
+
+        Raises:
+            InvalidSettings: it is not such a function.
         """
+        where = f"pool {self.name!r}: a lifespan"
+        check_hook(function, where, generator=True)
+        if inspect.iscoroutinefunction(function):
+            raise InvalidSettings(
+                f"{where} yields its resource once, or returns a context manager, but {name_of(function)} is an "
+                "'async def' without a yield"
+            )
         self.lifespans.append(function)
         return function
 
@@ -589,23 +604,39 @@ class Pool:
         or plain (which runs in a thread).
 
         The member's tasks wait for it. If it raises, the member has failed at its start, and the gang with it. It is
-        cancelled when the gang is torn down.
+        cancelled when the gang's `start_timeout_s` is over, and when the gang is torn down. If it does not stop within
+        `grace_s` then, it is left behind, and the member's slots are free.
+
+        Raises:
+            InvalidSettings: it is not such a function.
         """
+        check_hook(function, f"pool {self.name!r}: a gang_start function", "gang")
         self.gang_starts.append(function)
         return function
 
     def gang_stop(self, function: F) -> F:
         """Declare what each member of a gang does after its last task, if its `gang_start` functions began. Errors are
-        logged. Only then are the member's slots free and may its gang restart."""
+        logged. Only then are the member's slots free and may its gang restart.
+
+        All members of a worker run theirs side by side; those of one member run in declaration order. Together they
+        have the gang's `grace_s`, and at least a second; then what runs is cancelled, and left behind if it goes on.
+
+        Raises:
+            InvalidSettings: it is not such a function.
+        """
+        check_hook(function, f"pool {self.name!r}: a gang_stop function", "gang")
         self.gang_stops.append(function)
         return function
 
     def model_loader(self, function: F) -> F:
         """Declare how a model is loaded: a function that takes the model id and returns the model, `async` or plain.
 
+        It has `model_load_s` (see WorkerSettings) for each model; then it is cancelled, and the tasks that wait fail.
+
         Raises:
-            InvalidSettings: the pool keeps no models, or has a loader already.
+            InvalidSettings: it is not such a function, the pool keeps no models, or has a loader already.
         """
+        check_hook(function, f"pool {self.name!r}: a model loader", "model_id")
         if not self.max_models:
             raise InvalidSettings(f"pool {self.name!r} keeps no models: give it max_models=")
         if self.loader is not None:
@@ -616,9 +647,12 @@ class Pool:
     def model_unloader(self, function: F) -> F:
         """Declare a function that is called with the id and the model on eviction and at the end, `async` or plain.
 
+        It has `hook_stop_s` (see WorkerSettings) for each model; then its room is used without it.
+
         Raises:
-            InvalidSettings: the pool has an unloader already.
+            InvalidSettings: it is not such a function, or the pool has an unloader already.
         """
+        check_hook(function, f"pool {self.name!r}: a model unloader", "model_id", "model")
         if self.unloader is not None:
             raise InvalidSettings(f"pool {self.name!r} has a model unloader already")
         self.unloader = function

@@ -15,6 +15,7 @@ from ...schemas.messages.operations import GangShare, LeaseInfo, LimitShare, Loa
 from ...schemas.names import Names, Operation, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
 from ...telemetry.logs import Log
+from ..context.lifespans import HookLimits
 from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.execution import MAX_COLLECTED_BYTES, ExecutorSettings
 from ..ledger.ledger_writer import LedgerStatistics
@@ -66,6 +67,11 @@ class WorkerIdentity:
                 send_tracebacks=self.settings.send_tracebacks,
                 # More could not be sent, so collecting a stream fails early.
                 max_collected_bytes=min(MAX_COLLECTED_BYTES, self.bus.max_payload),
+                limits=HookLimits(
+                    lifespan_start_s=self.settings.lifespan_start_s,
+                    model_load_s=self.settings.model_load_s,
+                    hook_stop_s=self.settings.hook_stop_s,
+                ),
             ),
             on_models=on_models,
         )

@@ -12,7 +12,7 @@ on capacity and balance (L1, L2, L3, L12) hold here by construction. In addition
 - **Only the owner uses them.** Coordinator, ledger and other workers name a seat by its public id, which admits
   nothing. Only the seats of a standing gang, which has no owner, are used by that id, by any router.
 - **Stopped is stopped.** A teardown is complete when the code on each of its seats and its hooks have ended; the slots
-  of code that cannot be stopped stay counted.
+  of tasks that cannot be stopped stay counted. Hooks have a limit, and are then left behind.
 - **No leak (L4).** If a member gets no ping for its gang's time to live, its gang is looked up in the ledger. It ends
   when the ledger says so, or when it got no ping and could not read the ledger for ALONE_TTLS times as long.
 """

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import traceback
 from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from ....schemas.errors.base import (
 from ....schemas.text import plain
 from ....schemas.wire import codec
 from ....telemetry.logs import logger_for
-from ...context.lifespans import Lifespans
+from ...context.lifespans import HookLimits, Lifespans
 from ...context.task_context import TaskContext, end, stop
 from ...pool.policy import may_retry
 from ...pool.pool import BoundCall, CancelReason, DeclaredTask, Outcome, Shape
@@ -172,6 +172,8 @@ class ExecutorSettings:
     """Maximum number of idle children. None: the pool's number of slots. Fewer save memory but cost startups."""
     process_start_s: float = 60.0
     """How long a child may take to import the tasks and enter its lifespans. Raise it for slow imports."""
+    limits: HookLimits = field(default_factory=HookLimits)
+    """How long lifespans, model loaders and unloaders may take."""
 
     def __post_init__(self) -> None:
         if self.max_collected_bytes < 1:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from ....runtime.hooks import name_of
 from ....schemas.deadline import UNDER
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancelled
 from ....schemas.wire.plain_values import to_wire
+from ....telemetry.logs import logger_for
 from ...pool.pool import CallNext, Middleware, Outcome
 from .execution import OnDone, OnItem, TaskExecution
+
+CLEAN_UP_S: Final = 5.0
+"""How long middleware may go on after its task was stopped. Then it is cancelled, and has this long once more."""
+
+_log = logger_for("worker")
 
 
 class Launch(Protocol):
@@ -34,6 +41,9 @@ class MiddlewareExecution(TaskExecution):
     """What the task's own execution ended with."""
     _value: Any = None
     _items = 0
+    _late: asyncio.TimerHandle | None = None
+    """Fires when the middleware of a stopped execution has used up its time."""
+    _insisted = False
 
     def start(self, window: int, around: Sequence[Middleware], launch: Launch) -> None:  # type: ignore[override]
         self._window = window
@@ -42,6 +52,8 @@ class MiddlewareExecution(TaskExecution):
         self._task = self.loop.create_task(self._main(), name=self.where)
 
     def stop(self, reason: GanglineError) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(CLEAN_UP_S, self._too_late)
         if self._inner is not None and not self._inner.done:
             assert isinstance(reason, TaskCancelled | DeadlineExceeded)
             self._inner.cancel(reason)
@@ -53,6 +65,37 @@ class MiddlewareExecution(TaskExecution):
             self._inner.insist()
         else:
             super().insist()
+
+    def _too_late(self) -> None:
+        """Its task has stopped, but the middleware has not: cancel it, and then leave it behind."""
+        self._late = self.loop.call_later(CLEAN_UP_S, self._too_late)
+        if self._inner is not None and not self._inner.done:
+            return
+        if not self._insisted:
+            self._insisted = True
+            self._task.cancel()
+            return
+        assert self.reason is not None
+        _log.warning(
+            "middleware %s of %s did not end within %g s after its task was stopped, and is no longer waited for",
+            self._where_it_is(), self.where, 2 * CLEAN_UP_S,
+            extra={"action": "hook.overdue", "id": self.context.id},
+        )  # fmt: skip
+        self.finish(Outcome(error=self.reason))
+
+    def _where_it_is(self) -> str:
+        """The innermost middleware that has begun."""
+        codes = {getattr(function, "__code__", None): name_of(function) for function in self._around}
+        found = name_of(self._around[0])
+        waits_for: Any = self._task.get_coro()
+        while (code := getattr(waits_for, "cr_code", None)) is not None:
+            found, waits_for = codes.get(code, found), getattr(waits_for, "cr_await", None)
+        return found
+
+    def finish(self, outcome: Outcome) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().finish(outcome)
 
     def credit(self, items: int) -> None:
         if self._inner is None:

@@ -27,7 +27,7 @@ from .....schemas.errors.base import GanglineError
 from .....schemas.handles import TASKS_ATTRIBUTE
 from .....telemetry.logs import RECORD_FIELDS
 from .....telemetry.tracing import tracer
-from ....context.lifespans import Lifespans
+from ....context.lifespans import HookLimits, Lifespans
 from ....context.task_context import TaskContext, add_task_ids, attach, end, report_to
 from ....pool.pool import Outcome, Pool
 from ..blocking_stream import BlockingStream, Ending, StreamCredit, run_here
@@ -87,7 +87,9 @@ class _Child:
         logging.basicConfig(level=opening.log_level, handlers=[forward], force=True)
         try:
             pool = find_pool(opening.pool, opening.functions)
-            scope = Lifespans(pool, lambda ids: self._send(ToWorker.MODELS, ids))
+            start_s, load_s, stop_s = opening.limits
+            limits = HookLimits(lifespan_start_s=start_s, model_load_s=load_s, hook_stop_s=stop_s)
+            scope = Lifespans(pool, lambda ids: self._send(ToWorker.MODELS, ids), limits=limits)
             self._loop.run_until_complete(scope.open())
         except BaseException as error:
             text = str(error) if isinstance(error, GanglineError) else f"{type(error).__name__}: {error}"

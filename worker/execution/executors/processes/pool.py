@@ -55,11 +55,13 @@ class ProcessPool:
         """
         if not self._tasks:
             return
+        limits = self._settings.limits
         self._open = Open(
             pool=self._pool.name,
             functions=tuple(dict.fromkeys(address_of(task) for task in self._tasks)),
             max_collected_bytes=self._settings.max_collected_bytes,
             log_level=logging.getLogger().getEffectiveLevel(),
+            limits=(limits.lifespan_start_s, limits.model_load_s, limits.hook_stop_s),
         )
         try:
             for child in await asyncio.gather(*(self._spawn() for _ in range(self._settings.warm_processes))):

@@ -59,6 +59,8 @@ class Open:
     """Module and qualified name of every task that runs in children."""
     max_collected_bytes: int
     log_level: int
+    limits: tuple[float, float, float]
+    """The fields of HookLimits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

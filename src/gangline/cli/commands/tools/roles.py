@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...console.options import reporting
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....schemas.names import Names
@@ -154,7 +155,7 @@ def _write(
     text = configuration(
         Names(namespace), chosen, command=line, account=account, nkeys=nkeys, limits=map(parse_limit, limits)
     )
-    click.echo(text, nl=False)
+    echo(text, nl=False)
 
 
 def _write_jwts(
@@ -214,7 +215,7 @@ def _write_jwts(
     written.write_text(text, encoding="utf-8")
     named = [f"{name}:{ACCOUNT_KEY}={accounts[name].public}\n" for name in tenants]
     (folder / "tenants").write_text("".join(named), encoding="utf-8")
-    click.echo(f"wrote {written}, and credentials of {len(users)} users to {folder / 'creds'}")
+    echo(f"wrote {written}, and credentials of {len(users)} users to {folder / 'creds'}")
     return signers, tokens
 
 
@@ -262,7 +263,7 @@ def _push(server: str, folder: Path, keys: JwtKeys, accounts: dict[str, str]) ->
         finally:
             await bus.close()
         forgotten = f"; they have forgotten {', '.join(gone)}" if gone else ""
-        click.echo(f"the servers have {len(accounts)} accounts{forgotten}")
+        echo(f"the servers have {len(accounts)} accounts{forgotten}")
 
     run(push())
 

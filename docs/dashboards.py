@@ -610,6 +610,21 @@ ALERTS: Final = (
         fires=(('[gangline.queue.dead]{endpoint="images", reason="failed"}', "0+1x60"),),
     ),
     Alert(
+        name="CredentialsEnd",
+        expression="[gangline.connection.credentials_end] - time() < 7 * 86400",
+        lasts="5m",
+        severity="warning",
+        summary="The {{ $labels.file }} of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
+        means="Credentials or certificates with which a process connects end within a week. It cannot connect then.",
+        look=("gangline roles --jwt FOLDER USER...", "openssl x509 -enddate -noout -in FILE"),
+        do=(
+            "`gangline roles --jwt` renews credentials of which less than a third is left, and `--renew` all: "
+            "[with JWTs](permissions.md#with-jwts). Reload the servers before you copy the new files to the processes.",
+            "Replace certificates one process after the other, while the CA files have both authorities.",
+        ),
+        fires=(('[gangline.connection.credentials_end]{file="credentials", instance="w1"}', "1000x60"),),
+    ),
+    Alert(
         name="HistoryLost",
         expression='sum by (writer) (increase([gangline.history.records]{outcome="dropped"}[15m])) > 0',
         lasts="0m",

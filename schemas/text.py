@@ -57,6 +57,27 @@ def shown(value: object) -> str:
     return f"{brief(value)} ({type(value).__name__})"
 
 
+_UNSAFE: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tabs and ends of lines
+    r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # set the direction of text, end lines, are invisible
+    r"\ufff9-\ufffb\U000e0000-\U000e007f"  # annotations and tags: invisible
+    r"\ud800-\udfff]"  # cannot be encoded
+)
+
+
+def printable(text: str) -> str:
+    r"""The text with what would control a terminal, or reads as something else, as `\u001b`. Tabs and ends of lines
+    stay. JSON stays the same JSON."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}" if match[0] < "\U00010000" else _pair(match[0]), text)
+
+
+def _pair(char: str) -> str:
+    high, low = divmod(ord(char) - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
 _YES: Final = frozenset(("true", "1", "yes"))
 _NO: Final = frozenset(("false", "0", "no", ""))
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
+from ..schemas.text import printable
+
 ROOT: Final = "gangline"
 """Parent of all loggers of this package."""
 
@@ -141,11 +143,9 @@ class JsonFormatter(_Formatter):
             line.setdefault(name, value)
         if trace := self._traceback(record):
             line["exception"] = trace
-        return json.dumps(line, ensure_ascii=False, default=str).translate(_ESCAPES_IN_JSON)
+        return printable(json.dumps(line, ensure_ascii=False, default=str))
 
 
-_ESCAPES_IN_JSON = {code: f"\\u{code:04x}" for code in (*range(127, 160), 0x2028, 0x2029)}
-"""JSON allows them as they are, but some readers take them for line ends."""
 _ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 _ESCAPES_IN_TRACEBACK = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"} | {10: "\n  "}
 
@@ -153,7 +153,8 @@ _ESCAPES_IN_TRACEBACK = {code: text for code, text in _ESCAPES.items() if chr(co
 class HumanFormatter(_Formatter):
     """`12:00:01.250 WARNING  worker.draining  leaves after 3 tasks  pool=images worker=w1`, in local time.
 
-    Control characters are escaped and tracebacks are indented: what others send cannot look like a line of its own.
+    Control characters, and those that set the direction of text, are escaped and tracebacks are indented: what others
+    send cannot look like a line of its own.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -166,7 +167,7 @@ class HumanFormatter(_Formatter):
         line = line.translate(_ESCAPES)
         if trace := self._traceback(record):
             line += f"\n{trace}".translate(_ESCAPES_IN_TRACEBACK)
-        return line
+        return printable(line)
 
 
 _LIBRARIES = ("asyncio", "nats", "opentelemetry", "watchfiles")

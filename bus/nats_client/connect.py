@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidSettings, ServerUnreachable
 from ...telemetry.logs import logger_for
+from ...telemetry.metrics.connection import credentials_used
 from ..settings.connection import ConnectionSettings
 from .client import BufferedNatsClient
 from .reconnect import ConnectionObserver
@@ -125,6 +126,8 @@ def _options(settings: ConnectionSettings, name: str, wait_s: float) -> dict[str
         "tls": settings.tls_context(),
         "tls_handshake_first": settings.tls_first,
     }
+    for kind, path in settings.files_that_end:
+        credentials_used(kind, path)
     if settings.credentials_file is not None:
         options["user_credentials"] = str(settings.credentials_file)
     if settings.nkey_file is not None:

@@ -133,6 +133,16 @@ class ConnectionSettings:
             self.tls_first or self.tls_ca or self.tls_certificate or any(url.startswith("tls://") for url in self.urls)
         )
 
+    @property
+    def files_that_end(self) -> list[tuple[str, Path]]:
+        """Credentials and certificates, with what they are."""
+        files = (
+            ("credentials", self.credentials_file),
+            ("certificate", self.tls_certificate),
+            ("authority", self.tls_ca),
+        )
+        return [(kind, path) for kind, path in files if path is not None]
+
     def tls_context(self) -> ssl.SSLContext | None:
         """A context that checks the server's certificate; None if TLS was not requested.
 

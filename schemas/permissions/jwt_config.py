@@ -60,8 +60,9 @@ class JwtKeys:
     operator: Signer
     accounts: Mapping[str, Signer]
     """By name: Gangline's account, SYS and each tenant."""
-    users: Mapping[str, str]
-    """Public key of each user's own signing key."""
+    users: Mapping[str, Sequence[str]]
+    """Public keys of each user's own signing keys: that of its credentials, and that of the credentials which these
+    have replaced, while both are to be valid."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -248,6 +249,22 @@ def claims_of(credentials: str) -> dict[str, Any]:
     return claims
 
 
+def is_due(claims: Mapping[str, Any], now: float, days: int | None) -> bool:
+    """Whether credentials are to be renewed: they have ended, or will when less than a third of their lifetime is left.
+
+    Args:
+        claims: see `claims_of`.
+        days: lifetime of new ones; None: that of these.
+    """
+    if "exp" not in claims:
+        return False
+    lifetime_s = claims["exp"] - claims.get("iat", claims["exp"]) if days is None else days * _DAY_S
+    return bool(claims["exp"] - now < lifetime_s / 3)
+
+
+_DAY_S: Final = 86_400
+
+
 def claims_in(token: str) -> dict[str, Any]:
     """The claims of a JWT; no signature is checked."""
     return dict(json.loads(_decoded(token.split(".")[1])))
@@ -327,7 +344,7 @@ def _claims(name: str, account: _Account, names: Names, keys: JwtKeys, issued_at
             _import(each, keys.accounts[exporter], keys.accounts[name].public, issued_at)
             for exporter, each in account.imports
         ],
-        "signing_keys": [_scope(user, names, keys.users[user.name]) for user in account.users],
+        "signing_keys": [_scope(user, names, key) for user in account.users for key in keys.users[user.name]],
     }
 
 

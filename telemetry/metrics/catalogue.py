@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from . import connection as connection  # registers its metrics
 from . import coordinator, durable, router_and_worker
 from .instruments import REGISTERED, MetricInfo, counter, gauge
 
@@ -67,6 +68,7 @@ ATTRIBUTES: Final = {
     "`unread` (the dispatcher has enough others)",
     "source": "who needs the slots: `slots` (tasks that run, and leases), `calls` (requests that wait in routers), "
     "`jobs` (submitted tasks that could start), `gangs` (gangs that wait)",
+    "file": "`credentials`, `certificate` (of the client) or `authority` (the CA file)",
     "writer": "`worker`, `coordinator` or `dispatcher`",
 }
 """What the attributes mean."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from click.testing import CliRunner, Result
 
 from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import connect
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.bus.settings.keys import KeyPair
 from gangline.cli.app import gangline
+from gangline.schemas.errors.base import ServerUnreachable
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import claims_of
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
@@ -65,9 +70,66 @@ def test_jwts_are_written_with_secrets_for_their_owner_alone(tmp_path):
     assert claims["exp"] - claims["iat"] == 30 * 86_400
 
 
+DAY = 86_400
+
+
+def end_of(folder, name="operator"):
+    return claims_of((folder / "creds" / f"{name}.creds").read_text()).get("exp")
+
+
+def test_credentials_are_renewed_before_they_end_and_it_says_which(tmp_path, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def write(*options):
+        done = run("--jwt", str(tmp_path), *options, "operator", "dispatcher")
+        assert done.exit_code == 0, done.output
+        return done.output.strip().partition(": ")[2]
+
+    assert write("--days", "1").startswith("2 new; the first end on ")
+    ends = end_of(tmp_path)
+    assert write("--days", "1").startswith("2 kept; the first end on ") and end_of(tmp_path) == ends
+    assert write("--days", "90").startswith("2 renewed; ") and end_of(tmp_path) == int(now) + 90 * DAY
+    now += 59 * DAY
+    assert write("--days", "90").startswith("2 kept; ")
+    now += 2 * DAY
+    assert write().startswith("2 renewed; ") and end_of(tmp_path) == int(now) + 90 * DAY, "as those before"
+    now += 100 * DAY
+    assert write().startswith("2 renewed; ") and end_of(tmp_path) == int(now) + 90 * DAY
+    (tmp_path / "creds" / "operator.creds").unlink()
+    assert write().startswith("1 new, 1 kept; ") and not (tmp_path / "keys" / "earlier" / "operator.creds").exists()
+    assert end_of(tmp_path) is None
+    assert write("--renew").startswith("2 renewed; ")
+
+
+@pytest.mark.server
+async def test_what_is_replaced_stays_valid_until_its_file_is_removed(tmp_path):
+    async def works(path) -> bool:
+        settings = ConnectionSettings(
+            urls=(server.url,), credentials_file=path, inbox_prefix="_INBOX.operator", wait_for_server=False
+        )
+        try:
+            await (await connect(settings, name="test")).close()
+        except ServerUnreachable:
+            return False
+        return True
+
+    new, old = tmp_path / "creds" / "operator.creds", tmp_path / "keys" / "earlier" / "operator.creds"
+    for options, left in ([[], [new]], [["--renew"], [new, old]], [None, [new]]):
+        if options is None:
+            copy = tmp_path / "copy.creds"
+            copy.write_text(new.read_text())
+            new.unlink()
+        assert run("--jwt", str(tmp_path), *(options or ()), "operator").exit_code == 0
+        with EmbeddedServer(config=(tmp_path / "resolver.conf").read_text()) as server:
+            assert [await works(path) for path in left] == [True] * len(left)
+            assert options is not None or not await works(copy)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (["--renew", "operator"], "give both"),
         (["--nkeys", "--jwt", "FOLDER", "operator"], "two forms"),
         (["--days", "3", "operator"], "give both"),
         (["--resolver", "/data/jwt", "operator"], "give --jwt, too"),

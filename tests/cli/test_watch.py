@@ -88,7 +88,7 @@ def test_nobody_who_reads_is_an_end_and_not_an_error_of_the_watch(monkeypatch):
     ends = []
     log = LeaseLog(print_lines=True, as_json=False, on_end=lambda: ends.append("end"))
 
-    def closed(_line):
+    def closed(_line, **_kwargs):
         raise BrokenPipeError
 
     monkeypatch.setattr("click.echo", closed)

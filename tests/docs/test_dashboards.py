@@ -21,7 +21,7 @@ from ..support.rows import case
 ROOT = Path(__file__).resolve().parents[2]
 made: Any = runpy.run_path(str(ROOT / "docs" / "dashboards.py"))
 KEYWORDS: Final = {"by", "without", "on", "ignoring", "and", "or", "unless", "bool", "offset"}
-FUNCTIONS: Final = {"sum", "max", "min", "rate", "increase", "changes", "histogram_quantile"}
+FUNCTIONS: Final = {"sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "time"}
 KNOWN: Final = {
     (f"{info.prometheus}_{part}" if part else info.prometheus): {*info.attributes, *(("le",) if part else ())}
     for info in METRICS.values()

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 import click
 
 from .console.help import check_command, in_sections
+from .console.output import echo
 
 SECTIONS: Final = {
     "Start": {
@@ -104,7 +105,7 @@ class OneLine(click.ClickException):
         super().__init__(message)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"gangline: {self.message}", err=True, file=file)
+        echo(f"gangline: {self.message}", err=True, file=file)
 
 
 class OneLineUsage(OneLine):
@@ -123,7 +124,7 @@ def one_line_errors() -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         # Ctrl-C while a command is imported. click would print "Aborted!" and exit with 1.
-        click.echo("gangline: interrupted", err=True)
+        echo("gangline: interrupted", err=True)
         raise SystemExit(130) from None
     except click.ClickException as error:
         raise (OneLineUsage if error.exit_code == 2 else OneLine)(error) from error
@@ -179,7 +180,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool)
     if value and not ctx.resilient_parsing:
         from importlib.metadata import version
 
-        click.echo(f"gangline {version('gangline')}")
+        echo(f"gangline {version('gangline')}")
         ctx.exit()
 
 

@@ -38,7 +38,7 @@ class Signing:
     def __init__(self) -> None:
         self._operator = KeyPair.new(KeyKind.OPERATOR)
         self._accounts: dict[str, KeyPair] = {}
-        self._users: dict[str, str] = {}
+        self._users: dict[str, list[str]] = {}
 
     def tokens(self, *users: str, at: int = 1_000, earlier: dict[str, str] | None = None) -> dict[str, str]:
         """By account."""
@@ -49,7 +49,7 @@ class Signing:
         for name in accounts_of(found):
             self._accounts.setdefault(name, KeyPair.new(KeyKind.ACCOUNT))
         for user in found:
-            self._users.setdefault(user.name, KeyPair.new(KeyKind.ACCOUNT).public)
+            self._users.setdefault(user.name, [KeyPair.new(KeyKind.ACCOUNT).public])
         return JwtKeys(operator=self._operator, accounts=self._accounts, users=self._users)
 
     def by_key(self, tokens: dict[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,9 @@ from gangline.telemetry.metrics.durable import DurableMetrics, QueueLevels
 from gangline.telemetry.metrics.router_and_worker import RouterMetrics, WorkerGangMetrics, WorkerMetrics
 from gangline.schemas.wire.frames import Load
 from gangline.telemetry.metrics.catalogue import history_records
+from gangline.telemetry.metrics.connection import credentials_used
+from pathlib import Path
+CERTIFICATE = sys.argv[1]
 leader = CoordinatorMetrics("n", lambda: {"queued": 1, "oldest_s": 2.0, "formed": 3}, term=7)
 leader.queued = Queued((Waiting("p", "slots", 1, 4),), (("p", 2),))
 leader.committed("form"); leader.not_committed("form", "refused"); leader.restarted("r", "restart"); leader.ended("r")
@@ -44,6 +48,7 @@ router.backoff("p"); router.held_back("e", 1); router.shadow("e", "p", "sent")
 durable = DurableMetrics(); durable.levels = (QueueLevels("e", 1, 1, 1, 5.0, {"slots": 2}),)
 durable.started("e", "p", 1.0); durable.done("e"); durable.cancelled("e"); durable.dead("e", "failed")
 durable.retried("e", "code"); durable.taken("e"); durable.recovered("e", 1.0); durable.wanted("e", "p", 5)
+credentials_used("certificate", Path(CERTIFICATE))
 history_records.of(durable)["worker", "written"] += 1
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,13 +60,14 @@ print(json.dumps(found))
 """
 
 
+CERTIFICATE = Path(__file__).parents[2] / "support" / "bus" / "tls" / "client.pem"
 pytestmark = pytest.mark.xdist_group("scraped once")
 
 
 @functools.cache
 def scrape() -> dict[str, list[Any]]:
     """What Prometheus would see of a process in which everything was counted once."""
-    done = subprocess.run([sys.executable, "-c", SCRAPE], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", SCRAPE, str(CERTIFICATE)], capture_output=True, text=True, check=True)
     found: dict[str, list[Any]] = json.loads(done.stdout)
     return found
 

@@ -24,6 +24,7 @@ from ...schemas.errors.base import (
     WorkerUnhealthy,
 )
 from .load import users_traceback
+from .output import echo
 
 NEAR: Final = "near"
 """Among an error's details: the pool or worker that was perhaps meant."""
@@ -100,12 +101,12 @@ def report(error: BaseException, *, debug: bool) -> Exit:
     code."""
     if debug:
         if isinstance(error, TaskFailed) and error.remote_traceback:
-            click.echo(error.remote_traceback.rstrip(), err=True)
-        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+            echo(error.remote_traceback.rstrip(), err=True)
+        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     elif told := users_traceback(error):
-        click.echo(told, err=True)
+        echo(told, err=True)
     if getattr(error, "code", "") != "not_permitted":
         for line in dict.fromkeys(refusals):
-            click.echo(line, err=True)
-    click.echo(f"gangline: {one_line(error, debug=debug)}", err=True)
+            echo(line, err=True)
+    echo(f"gangline: {one_line(error, debug=debug)}", err=True)
     return exit_code_of(error)

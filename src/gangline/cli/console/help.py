@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ...schemas.text import nearest_name
+from .output import echo
 
 
 class SectionedOption(click.Option):
@@ -51,7 +52,7 @@ class RenamedCommand(SectionedCommand):
 
     def invoke(self, ctx: click.Context) -> Any:
         group = ctx.parent.command_path if ctx.parent is not None else ""
-        click.echo(f"'{group} {ctx.info_name}' is now '{group} {self.new_name}'; the old name goes soon", err=True)
+        echo(f"'{group} {ctx.info_name}' is now '{group} {self.new_name}'; the old name goes soon", err=True)
         return super().invoke(ctx)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from .help import SectionedOption
+from .output import echo
 
 if TYPE_CHECKING:
     from ...bus.settings.connection import ConnectionSettings
@@ -202,7 +203,7 @@ def reporting(command: Command, debug: bool) -> Command:
                 from .load import users_traceback
 
                 if told := users_traceback(error):
-                    click.echo(told, err=True)
+                    echo(told, err=True)
             raise
         except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
             from .exits import report

@@ -1,34 +1,56 @@
-"""Tables for people, JSON for programs."""
+"""Tables for people, JSON for programs.
+
+All that commands print goes through here, in a form that does not control the terminal: names, error texts and values
+may be of anybody. A test enforces it."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from ...schemas.text import count_of
+from ...schemas.text import count_of, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+    from rich.text import Text
 
 T = TypeVar("T")
+
+
+def echo(
+    text: str, *, raw: bool = False, err: bool = False, nl: bool = True, file: IO[Any] | None = None, **style: Any
+) -> None:
+    """Print text. `raw`: as it is, for programs. `style`: of the whole text, as click.style has it."""
+    shown = text if raw else printable(text)
+    click.echo(click.style(shown, **style) if style else shown, file=file, nl=nl, err=err)
+
+
+_BLANKS: Final = re.compile(r"[\t\n]+")
+
+
+def cell_text(text: str) -> str:
+    """The text in one line, as `printable`."""
+    return printable(_BLANKS.sub(" ", text))
 
 
 def print_json(value: object, *, lines: bool = False) -> None:
     """Print one JSON document: indented on a terminal, else on one line (always on one line with `lines`)."""
     indent = 2 if sys.stdout.isatty() and not lines else None
-    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
+    echo(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
 
 
 def print_value(value: object, as_json: bool) -> None:
-    """Print a task's result: text as it is, everything else as JSON; JSON on one line if `as_json`."""
+    """Print a task's result: text as it is (on a terminal, what controls it is escaped), everything else as JSON; JSON
+    on one line if `as_json`."""
     if isinstance(value, str) and not as_json:
-        click.echo(value)
+        echo(value, raw=not sys.stdout.isatty())
     else:
         print_json(value, lines=as_json)
 
@@ -39,7 +61,7 @@ def print_lines(value: object, lines: Iterable[str], as_json: bool) -> None:
         print_json(value)
         return
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 def print_rows(
@@ -56,14 +78,15 @@ def print_rows(
     elif rows:
         console().print(table(rows))
     else:
-        click.echo(empty, err=True)
+        echo(empty, err=True)
 
 
 def console() -> Console:
     """Writes to stdout; plain and as wide as it takes if that is not a terminal, so that a pipe gets whole lines."""
     from rich.console import Console
 
-    return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else _PIPED)
+    width = None if sys.stdout.isatty() else _PIPED
+    return Console(soft_wrap=False, highlight=False, markup=False, emoji=False, width=width)
 
 
 _PIPED: Final = 10_000
@@ -81,6 +104,8 @@ class Listing:
     """A table that fits the terminal: first it abbreviates ids, then it cuts free text, with an ellipsis, and leaves
     out the less important columns if that is not enough. It wraps only columns that are declared so.
 
+    A cell that is a string is shown as it is, in one line: it may be of anybody. One that has a style is a Text.
+
     Args:
         right: columns that are right-aligned; they, those in `whole` and ids are never cut.
         ids: columns of ids, which are abbreviated on a terminal.
@@ -92,7 +117,7 @@ class Listing:
     def __init__(
         self,
         columns: Sequence[str],
-        rows: Iterable[Sequence[str]],
+        rows: Iterable[Sequence[str | Text]],
         *,
         right: Sequence[str] = (),
         whole: Sequence[str] = (),
@@ -102,11 +127,11 @@ class Listing:
         drop: Sequence[str] = (),
     ) -> None:
         self.columns = tuple(columns)
-        self.rows = [tuple(row) for row in rows]
+        self.rows = [tuple(cell_text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
         self._right = frozenset(right)
         self._whole = frozenset((*right, *whole, *ids))
         self._ids = frozenset(ids)
-        self._titles = titles
+        self._titles = frozenset(map(cell_text, titles))
         self._wrap = frozenset(wrap)
         self._drop = tuple(drop)
 
@@ -119,8 +144,11 @@ class Listing:
 
         cells = dict(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
         for name in self._ids if short else ():
-            cells[name] = tuple(map(short_ids(cells[name], self._titles).__getitem__, cells[name]))
-        texts = {name: [Text.from_markup(cell) for cell in column] for name, column in cells.items()}
+            ids = tuple(map(str, cells[name]))
+            cells[name] = tuple(map(short_ids(ids, self._titles).__getitem__, ids))
+        texts = {
+            name: [Text(cell) if isinstance(cell, str) else cell for cell in column] for name, column in cells.items()
+        }
         widths = {
             name: max([len(name), *(cell_len(cell.plain) for cell in texts.get(name, ()))]) for name in self.columns
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -15,6 +14,7 @@ from ...schemas.errors.base import GangImpossible, GanglineError, NoWorkers
 from ...schemas.text import nearest_name
 from .exits import NEAR, refusals
 from .options import ConnectionOptions
+from .output import echo
 
 if TYPE_CHECKING:
     from ...bus.port.bus import Bus, KeyValue
@@ -130,7 +130,7 @@ class _Echo(logging.Handler):
             if not getattr(record, "told", False):
                 refusals.append(self.format(record))
         else:
-            print(self.format(record), file=sys.stderr)
+            echo(self.format(record), err=True)
 
 
 def _log_for_people(debug: bool) -> None:

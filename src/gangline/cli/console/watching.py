@@ -11,11 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
-import click
-
 from ...runtime.tasks import set_within
+from ...schemas.text import printable
 from .options import ConnectionOptions
-from .output import Listing, console, print_rows
+from .output import Listing, console, echo, print_rows
 from .session import with_client
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class ListView(Generic[T]):
         """Print the list once."""
         print_rows(page.rows, as_json, table=self.table, empty=self.empty, to_json=self.to_json)
         for note in () if as_json else page.notes:
-            click.echo(note, err=True)
+            echo(note, err=True)
 
 
 def list_rows(
@@ -152,10 +151,8 @@ class ChangeLog(Generic[T]):
     def _line(self, event: str, row: T) -> str:
         if self._as_json:
             return json.dumps({"event": event, self._view.item: self._view.to_json(row)}, default=str)
-        from rich.text import Text
-
         listing = self._view.table([row])
-        name, *cells = (Text.from_markup(cell).plain for cell in listing.rows[0])
+        name, *cells = map(str, listing.rows[0])
         told = [f"{column} {cell}" for column, cell in zip(listing.columns[1:], cells, strict=True) if cell]
         return "  ".join([time.strftime("%H:%M:%S"), f"{event:<7}", name, *told])
 
@@ -163,10 +160,10 @@ class ChangeLog(Generic[T]):
 async def _print_changes(pages: AsyncIterable[Page[T]], log: ChangeLog[T]) -> None:
     async for page in pages:
         for line in log.lines(page.rows):
-            click.echo(line)
+            echo(line)
         sys.stdout.flush()
         for note in log.new_notes(page.notes):
-            click.echo(note, err=True)
+            echo(note, err=True)
 
 
 async def _redraw(pages: AsyncIterable[Page[T]], view: ListView[T]) -> None:
@@ -179,4 +176,4 @@ async def _redraw(pages: AsyncIterable[Page[T]], view: ListView[T]) -> None:
         async for page in pages:
             rows = page.rows[-max(1, screen.height - _HEAD) :] if view.newest else page.rows
             shown = view.table(rows) if rows else Text(f"{view.empty} (Ctrl-C stops)")
-            live.update(Group(shown, *(Text(note, style="yellow") for note in page.notes)), refresh=True)
+            live.update(Group(shown, *(Text(printable(note), style="yellow") for note in page.notes)), refresh=True)

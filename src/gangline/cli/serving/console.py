@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..console.options import ConnectionOptions
+from ..console.output import echo
 from ..console.signals import until_signal
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ async def serving(
         nonlocal links
         links += 1
         if links == 1:
-            click.secho(f"console   {address}?token={token}", fg="cyan")
+            echo(f"console   {address}?token={token}", fg="cyan")
         else:
-            click.secho(f"console   a browser has signed in; for the next one: {address}?token={token}", fg="cyan")
+            echo(f"console   a browser has signed in; for the next one: {address}?token={token}", fg="cyan")
 
     sessions = Sessions(tell)
     console = Console(
@@ -106,7 +107,7 @@ async def serving(
             server = _server(console.asgi, settings.root_path)
             running = asyncio.create_task(server.serve(sockets=[listening]), name="console server")
             if settings.auth is Auth.PROXY:
-                click.secho(f"console   {address}  (for the proxy)", fg="cyan")
+                echo(f"console   {address}  (for the proxy)", fg="cyan")
             else:
                 sessions.new_link()
             try:

@@ -18,6 +18,7 @@ from ...bus.port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...worker.ledger.settings import WorkerSettings
 from ..console.children import end, ended, how_it_ended, spawn
 from ..console.options import ConnectionOptions, HealthAddress, plain_environment
+from ..console.output import echo
 from ..console.session import open_bus, open_ledger, telemetry
 from ..console.signals import until_signal
 from .console import beside, installed
@@ -71,7 +72,7 @@ async def develop(
             connection = connection.only(server.url)
             environment = connection.environment(plain_environment())
             where = f"data in {data}" if data else "data is forgotten at the end"
-            click.secho(f"server    {server.url}  (nats-server {server.version}, {where})", fg="cyan")
+            echo(f"server    {server.url}  (nats-server {server.version}, {where})", fg="cyan")
         stop = stack.enter_context(until_signal())
         bus = await stack.enter_async_context(open_bus(connection, "gangline dev"))
         ledger = await open_ledger(bus, connection)
@@ -90,7 +91,7 @@ async def develop(
         for task in tasks:
             stack.push_async_callback(_cancelled, task)
         await _first(stop, tasks)
-        click.echo("stopping: running tasks may finish; Ctrl-C again stops at once", err=True)
+        echo("stopping: running tasks may finish; Ctrl-C again stops at once", err=True)
 
 
 async def _first(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
@@ -114,7 +115,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | None) -> EmbeddedServer:
     wanted = DEFAULT_PORT if port is None else port
     if port is None and _taken(DEFAULT_PORT):
-        click.secho(f"port {DEFAULT_PORT} is in use, so another one is used; --port sets it", fg="yellow", err=True)
+        echo(f"port {DEFAULT_PORT} is in use, so another one is used; --port sets it", fg="yellow", err=True)
         wanted = 0
     elif port and _taken(port):
         raise click.UsageError(f"port {port} is in use: give another one, or 0 for a free one")
@@ -131,7 +132,7 @@ async def _revive(server: EmbeddedServer, bus: Bus) -> None:
             lost.clear()
             if not await asyncio.to_thread(server.await_end, ENDING_S):
                 continue
-            click.secho(f"server    has exited: restarting it on port {server.port}", fg="yellow", err=True)
+            echo(f"server    has exited: restarting it on port {server.port}", fg="yellow", err=True)
             await server.astart()
     finally:
         forget()
@@ -198,7 +199,7 @@ class CurrentWorkers:
             await asyncio.gather(*(end(process, PATIENCE_S) for process in started))
             alive = any(process.returncode is None for process in self._current)
             rest = "the previous version keeps serving" if alive else self._next
-            click.secho(f"worker    {' '.join(self._targets)} failed to start: {rest}", fg="red", err=True)
+            echo(f"worker    {' '.join(self._targets)} failed to start: {rest}", fg="red", err=True)
             return False
         old, self._current = self._current, started
         for process in old:
@@ -216,7 +217,7 @@ class CurrentWorkers:
         """Report a worker that exits without having been stopped here."""
         code = await process.wait()
         if process in self._current and not self._left:
-            click.secho(f"worker    {how_it_ended(code)}: {self._next}", fg="red", err=True)
+            echo(f"worker    {how_it_ended(code)}: {self._next}", fg="red", err=True)
 
     async def _serve(self, registered: _Registrations, started: list[asyncio.subprocess.Process]) -> bool:
         """Wait until all have registered, which happens when their lifespans have started, or one has exited."""
@@ -238,7 +239,7 @@ class CurrentWorkers:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         await end(process, PATIENCE_S)
         if process.returncode == -signal.SIGKILL:
-            click.secho(f"worker    did not finish within {PATIENCE_S:g} s: it was killed", fg="red", err=True)
+            echo(f"worker    did not finish within {PATIENCE_S:g} s: it was killed", fg="red", err=True)
 
 
 class _Registrations:
@@ -266,13 +267,13 @@ async def _follow(current: CurrentWorkers, reload: bool) -> None:
     await current.replace()
     if changes is None or change is None:
         return
-    click.secho(f"watching  {Path.cwd()} for changes; Ctrl-C stops", fg="cyan")
+    echo(f"watching  {Path.cwd()} for changes; Ctrl-C stops", fg="cyan")
     try:
         while True:
-            click.secho(f"reload    {', '.join(sorted(await change))} changed", fg="cyan")
+            echo(f"reload    {', '.join(sorted(await change))} changed", fg="cyan")
             change = asyncio.ensure_future(anext(changes))
             if await current.replace():
-                click.secho("reload    the new worker is serving; the old one finishes its tasks", fg="cyan")
+                echo("reload    the new worker is serving; the old one finishes its tasks", fg="cyan")
     finally:
         change.cancel()
 
@@ -282,7 +283,7 @@ async def _changes(folder: Path) -> AsyncIterator[set[str]]:
     try:
         from watchfiles import PythonFilter, awatch
     except ImportError:
-        click.secho("no reload on change: pip install 'gangline[server]' brings watchfiles", fg="yellow", err=True)
+        echo("no reload on change: pip install 'gangline[server]' brings watchfiles", fg="yellow", err=True)
         await asyncio.Event().wait()
         return
     async for changes in awatch(folder, watch_filter=PythonFilter()):

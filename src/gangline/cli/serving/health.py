@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ...runtime.probes import ProbeServer
 from ...runtime.service_manager import ServiceManager
 from ...telemetry.setup import scrape
 from ..console.options import HealthAddress
+from ..console.output import echo
 
 if TYPE_CHECKING:
     from ...bus.port.bus import Bus
@@ -45,7 +44,7 @@ async def observed(health: HealthAddress, bus: Bus, *services: Service[Any]) -> 
         metrics = scrape()
         server = ProbeServer(health.host, health.port, ready=lambda: reasons_against(services, bus), metrics=metrics)
         server.start()
-        click.echo(f"probes    http://{server.host}:{server.port}/livez, /readyz and /metrics", err=True)
+        echo(f"probes    http://{server.host}:{server.port}/livez, /readyz and /metrics", err=True)
     manager = ServiceManager()
     telling = asyncio.create_task(
         _tell(manager, lambda: reasons_against(services, bus), services), name="gangline systemd"

@@ -26,10 +26,11 @@ from ...schemas.messages.gangs import GangQuery, GangWhyReply
 from ...schemas.messages.jobs import JobInfo
 from ...schemas.names import GangOperation
 from ...schemas.records.jobs import JobState
+from ...schemas.text import printable
 from ..views.gang_follow import ask_of
 from ..views.gangs import sentence_line
 from ..views.jobs import job_lines, why_lines
-from .screen import LEGEND, STATES, cells_text, headline, owners_of, system_lines, wait_lines, worker_names
+from .screen import LEGEND, STATES, cells_text, headline, owners_of, shown, system_lines, wait_lines, worker_names
 
 _COLUMNS = {
     "workers": ("WORKER", "STATE", "SLOTS", "USED", "HELD BY"),
@@ -60,7 +61,7 @@ class Confirm(ModalScreen[str]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Label(self.question)
+            yield Label(shown(self.question))
             yield Input(placeholder="reason, for the audit trail; escape leaves it", id="reason")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -224,22 +225,23 @@ class Top(App[None]):
 
     def _fill(self, name: str, rows: dict[str, tuple[str | Text, ...]]) -> None:
         """Change only what differs, so that the cursor stays."""
-        shown, columns = self.table(name), _COLUMNS[name]
-        for key in [key.value for key in shown.rows if key.value not in rows]:
-            shown.remove_row(str(key))
-        known = {key.value for key in shown.rows}
-        for key, row in rows.items():
+        table, columns = self.table(name), _COLUMNS[name]
+        for key in [key.value for key in table.rows if key.value not in rows]:
+            table.remove_row(str(key))
+        known = {key.value for key in table.rows}
+        for key, cells in rows.items():
+            row = tuple(shown(cell) if isinstance(cell, str) else cell for cell in cells)  # a string would be markup
             if key not in known:
-                shown.add_row(*row, key=key)
+                table.add_row(*row, key=key)
                 continue
             for column, value in zip(columns, row, strict=True):
-                if shown.get_cell(key, column) != value:
-                    shown.update_cell(key, column, value, update_width=True)
+                if table.get_cell(key, column) != value:
+                    table.update_cell(key, column, value, update_width=True)
 
     def tell(self, text: str) -> None:
         """Show something at the bottom."""
         self.query_one("#detail").display = bool(text)
-        self.query_one("#told", Static).update(Text(text))
+        self.query_one("#told", Static).update(Text(printable(text)))
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from ...board.board_core import Board, Table
 from ...board.reasons import Sentence
 from ...board.slots import Cells, WorkerSlots
-from ..console.output import duration
+from ..console.output import cell_text, duration
 from ..views.gangs import sentence_line
 
 _CELLS: Final = {
@@ -46,6 +46,11 @@ def cells_text(cells: Iterable[Cells], most: int = 32) -> Text:
     if hidden > 0:
         text.append(f" +{hidden}", "dim")
     return text
+
+
+def shown(text: str, style: str = "") -> Text:
+    """Text of others, in one line."""
+    return Text(cell_text(text), style)
 
 
 def matches(board: Board, name: str, words: str) -> bool:
@@ -89,9 +94,10 @@ def system_lines(board: Board) -> list[Text]:
     found = Counter(str(row["name"]) for row in board.rows[Table.SYSTEM].values() if row["kind"] == "service")
     services = "  ".join(f"{name}s {count}" for name, count in sorted(found.items()))
     old = [row for key, row in sorted(board.rows[Table.SYSTEM].items()) if key.startswith("old:")]
-    lines = [Text(services)] if services else []
+    lines = [shown(services)] if services else []
     return lines + [
-        Text(f"{row['id']} as of {_clock(float(str(row['at'])))}: {row['why'] or 'no answer'}", "yellow") for row in old
+        shown(f"{row['id']} as of {_clock(float(str(row['at'])))}: {row['why'] or 'no answer'}", "yellow")
+        for row in old
     ]
 
 
@@ -120,7 +126,9 @@ def workers_view(board: Board, names: Iterable[str]) -> RichTable:
         slots: WorkerSlots = board.slots[name]
         state = str(board.rows[Table.WORKERS][name]["state"])
         used = f"{slots.total - slots.free}/{slots.total}" if not slots.lost else ""
-        lines.append((name, f"[{STATES[state]}]{state}[/]", cells_text(slots.cells), used, owners_of(board, name)))
+        lines.append(
+            (shown(name), Text(state, STATES[state]), cells_text(slots.cells), used, shown(owners_of(board, name)))
+        )
     made = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("WORKER", "STATE", "SLOTS", "USED"):
         made.add_column(column, no_wrap=True)
@@ -137,18 +145,18 @@ def wait_lines(board: Board) -> list[Text]:
     for row in board.rows[Table.WAITS].values():
         line = Text()
         line.append(f"{row['kind']} ", "yellow")
-        line.append(str(row["id"]), "bold")
+        line.append(cell_text(str(row["id"])), "bold")
         unit = str(row["unit"]).removesuffix("s" if row["count"] == 1 else "")
-        line.append(f"  {row['count']} {unit}  {row['owner']}")
+        line.append(cell_text(f"  {row['count']} {unit}  {row['owner']}"))
         since = row.get("since")
         if isinstance(since, float) and since:
             line.append(f"  {duration(now - since)}", "dim")
         lines.append(line)
         told, reasons = row.get("told"), row.get("reasons")
         if isinstance(told, list) and told:
-            lines += [Text(f"  {sentence_line(Sentence(**each), now)}") for each in told]
+            lines += [shown(f"  {sentence_line(Sentence(**each), now)}") for each in told]
         elif isinstance(reasons, list):
-            lines += [Text(f"  {reason}") for reason in reasons]
+            lines += [shown(f"  {reason}") for reason in reasons]
     return lines
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from typing import Any, Final, TypeVar
 
-import click
 from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
@@ -30,6 +29,7 @@ from ...schemas.messages.gangs import (
 from ...schemas.names import GangOperation, Names
 from ...telemetry.tracing import tracer
 from ..console.options import ConnectionOptions
+from ..console.output import echo
 from ..console.session import open_bus
 from .gangs import why_lines
 
@@ -118,11 +118,11 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
 async def _tell_why(client: Client, gang: str) -> None:
     """Say what a gang waits for, once."""
     await asyncio.sleep(LONG_S)
-    click.echo(f"gang {gang} is not formed yet; Ctrl-C withdraws the request", err=True)
+    echo(f"gang {gang} is not formed yet; Ctrl-C withdraws the request", err=True)
     with contextlib.suppress(GanglineError):
         why = await ask_of(client, GangWhyReply, GangOperation.WHY, GangQuery(id=gang))
         for line in why_lines(why):
-            click.echo(line, err=True)
+            echo(line, err=True)
 
 
 async def follow_events(connection: ConnectionOptions, gang: str | None, as_json: bool) -> None:
@@ -146,7 +146,7 @@ async def print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) 
         except ValidationError:
             return  # not an event of ours
         try:
-            click.echo(message.data.decode() if as_json else event_line(event))
+            echo(message.data.decode() if as_json else event_line(event))
             sys.stdout.flush()
         except BrokenPipeError as error:  # the reader of stdout is gone
             if not over.done():
@@ -162,7 +162,7 @@ async def print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) 
     await bus.subscribe(names.gang_events if gang is None else names.gang_event(gang), take)
     await bus.flush()
     if not as_json:
-        click.echo(f"listening to {names.gang_events if gang is None else gang}; Ctrl-C stops", err=True)
+        echo(f"listening to {names.gang_events if gang is None else gang}; Ctrl-C stops", err=True)
     if not await over:
         raise Disconnected("the connection was closed")
 
@@ -213,13 +213,13 @@ async def keep(coordinator_client: CoordinatorClient, gang: GangReply, stop: asy
                 else f"not renewed: {error}"
             )
             if text != told:
-                click.echo(text, err=True)
+                echo(text, err=True)
             told = text
             continue
         renewed_at, told = loop.time(), ""
         if now.generation != generation:
             generation = now.generation
-            click.echo(f"gang {gang.id} is in generation {generation}: {now.reason or now.step}", err=True)
+            echo(f"gang {gang.id} is in generation {generation}: {now.reason or now.step}", err=True)
     try:
         await coordinator_client.ask(GangOperation.RELEASE, owned, 60.0)
     except GangEnded:

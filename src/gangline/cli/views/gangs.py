@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.text import Text
+
 from ...board.reasons import Sentence, gang_sentences
 from ...schemas.messages.gangs import GangReply, GangWhyReply
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangState
 from ...schemas.text import count_of
-from ..console.output import Listing, duration
+from ..console.output import Listing, cell_text, duration
 
 _STYLES = {
     "formed": "green",
@@ -195,9 +197,9 @@ def sentence_line(sentence: Sentence, now: float) -> str:
     return f"{'  ' * sentence.depth}{sentence.text}{took}"
 
 
-def _state(gang: GangReply) -> str:
-    word = _word(gang)
-    return f"[{_STYLES.get(word, _STYLES.get(gang.state.value, 'white'))}]{word}[/]"
+def _state(gang: GangReply) -> Text:
+    word = cell_text(_word(gang))
+    return Text(word, _STYLES.get(word, _STYLES.get(gang.state.value, "white")))
 
 
 def _word(gang: GangReply) -> str:

@@ -8,11 +8,10 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, StreamBroken
 from ...schemas.records.jobs import JobEvent, JobProgress, JobState
 from ..console.exits import Exit
+from ..console.output import echo
 from .jobs import why_lines
 
 if TYPE_CHECKING:
@@ -90,9 +89,7 @@ async def in_order(
 async def _tell_state(job: Job) -> None:
     with contextlib.suppress(GanglineError):
         info = await job.status()
-        click.echo(
-            f"it is {info.state.value}; its states are published only if it was submitted with --events", err=True
-        )
+        echo(f"it is {info.state.value}; its states are published only if it was submitted with --events", err=True)
 
 
 async def find(client: Client, id: str, endpoint: str | None) -> Job:
@@ -139,7 +136,7 @@ async def _items_of(job: Job) -> list[Any] | None:
     except InvalidRequest:
         return None
     except StreamBroken as error:
-        click.echo(error.message, err=True)
+        echo(error.message, err=True)
         return None
 
 
@@ -147,7 +144,7 @@ async def _tell(job: Job) -> None:
     await asyncio.sleep(LONG_S)
     waits = await _waits_for(job)
     if waits:
-        click.echo(f"waits: {waits}", err=True)
+        echo(f"waits: {waits}", err=True)
 
 
 async def _waits_for(job: Job) -> str:

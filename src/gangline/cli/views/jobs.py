@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rich.markup import escape
+from rich.text import Text
 
 from ...board.reasons import job_sentences
 from ...dispatcher.jobs.dead_letters import DeadLetter
@@ -96,13 +96,13 @@ def jobs_table(jobs: Sequence[JobInfo]) -> Listing:
     lines = [
         (
             info.title,
-            f"[{_STATES.get(info.state, 'default')}]{info.state.value}[/]",
+            Text(info.state.value, _STATES.get(info.state, "default")),
             f"{info.endpoint}.{info.method}" if info.method else info.endpoint,
             str(info.attempts) if info.attempts else "",
             _when(info, now),
             info.worker,
-            escape(info.key or ""),
-            escape(_one_line(info.error) if info.error is not None else info.reason or ""),
+            info.key or "",
+            _one_line(info.error) if info.error is not None else info.reason or "",
         )
         for info in jobs
     ]
@@ -148,7 +148,7 @@ def queues_table(queues: Sequence[QueueStats]) -> Listing:
             "" if queue.oldest_s is None else duration(queue.oldest_s),
             str(queue.done),
             str(queue.dead),
-            "[yellow]paused[/]" if queue.paused else queue.dispatcher[:_SHORT] or _nobody(queue),
+            Text("paused", "yellow") if queue.paused else queue.dispatcher[:_SHORT] or _nobody(queue),
         )
         for queue in queues
     ]
@@ -156,8 +156,8 @@ def queues_table(queues: Sequence[QueueStats]) -> Listing:
     return Listing(columns, lines, right=columns[1:-1], whole=("QUEUE", "BY"), drop=("CREDIT", "BLOCKED", "BY"))
 
 
-def _nobody(queue: QueueStats) -> str:
-    return "[yellow]no answer[/]" if queue.unanswered else "[red]nobody[/]"
+def _nobody(queue: QueueStats) -> Text:
+    return Text("no answer", "yellow") if queue.unanswered else Text("nobody", "red")
 
 
 def queue_lines(queue: QueueStats) -> Iterator[str]:
@@ -196,7 +196,7 @@ def letters_table(letters: Sequence[DeadLetter]) -> Listing:
             letter.reason,
             str(letter.attempts),
             duration(now - letter.dead_at),
-            "" if letter.error is None else escape(_one_line(letter.error).removeprefix(f"{letter.reason}: ")),
+            "" if letter.error is None else _one_line(letter.error).removeprefix(f"{letter.reason}: "),
         )
         for letter in letters
     ]

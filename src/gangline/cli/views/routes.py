@@ -15,7 +15,7 @@ from ...schemas.records.routes import QueueRules, RouteRecord, parse_route
 from ...schemas.text import plain
 from ...schemas.wire import codec
 from ..console.arguments import NONE
-from ..console.output import Listing
+from ..console.output import Listing, cell_text
 
 _ROUTE_FIELDS: Final = ("to", "shadow", "limits", "by_key")
 _RULE_FIELDS: Final = {
@@ -169,13 +169,13 @@ def _unknown(endpoint: str) -> InvalidRoute:
 
 
 def routes_table(rows: Sequence[RouteRow]) -> Listing:
-    from rich.markup import escape
+    from rich.text import Text
 
-    lines: list[Sequence[str]] = []
+    lines: list[Sequence[str | Text]] = []
     for row in rows:
         record = row.record
         if record is None:
-            lines.append((row.endpoint, f"[red]{escape(row.error)}[/]", "", "", "not followed"))
+            lines.append((row.endpoint, Text(cell_text(row.error), "red"), "", "", "not followed"))
         else:
             lines.append((row.endpoint, *(" ".join(part) for part in _parts(row.endpoint, record))))
     return Listing(

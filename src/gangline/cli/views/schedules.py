@@ -9,8 +9,6 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from rich.markup import escape
-
 from ...dispatcher.jobs.stored import Schedule
 from ...schemas.errors.base import InvalidSchedule
 from ...schemas.schedules import parse_schedule, short_cron
@@ -30,7 +28,7 @@ def schedules_table(schedules: Sequence[Schedule]) -> Listing:
     now = time.time()
     lines = [
         (
-            escape(schedule.name or schedule.id),
+            schedule.name or schedule.id,
             schedule.target,
             f"{short_cron(schedule.cron)}{f' {schedule.time_zone}' if schedule.time_zone else ''}",
             _next(schedule, now),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import click
+from rich.text import Text
 
 from ...board.board_core import Board, Delta, Table
 from ...board.feed import BoardFeed, following, read_board
@@ -24,7 +24,7 @@ from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, Meth
 from ...schemas.schedules import short_cron
 from ...schemas.text import count_of, plain
 from ..console.options import ConnectionOptions
-from ..console.output import Listing, console, duration, slots_bar
+from ..console.output import Listing, console, duration, echo, slots_bar
 from ..console.session import open_client
 
 _STATE_STYLES = {"serving": "green", "draining": "yellow", "lost": "red"}
@@ -89,7 +89,7 @@ def workers_table(rows: Sequence[WorkerRow]) -> Listing:
         lines.append(
             (
                 row.name,
-                f"[{_STATE_STYLES[row.state]}]{row.state}[/]",
+                Text(row.state, _STATE_STYLES[row.state]),
                 slots_bar(beat.running, beat.reserved, beat.total)
                 if beat and row.state != "lost"
                 else f"?/{reg.slots}",
@@ -281,7 +281,7 @@ class LeaseLog:
             line = f"{clock}  {event:<7}  {row['pool']}.{row['worker']}  {count_of(row['slots'], 'slot')}  {row['id']}"
             line = f"{line}  {row['owner']}".rstrip()
         try:
-            click.echo(line)
+            echo(line)
             sys.stdout.flush()
         except BrokenPipeError as error:
             self.broken, self.prints_lines = error, False

@@ -10,6 +10,7 @@ from ...console.arguments import duration_option, given, labels_option, size_arg
 from ...console.completion import gangs, pools
 from ...console.help import renamed
 from ...console.options import ConnectionOptions, connection_options, json_option, watch_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -206,10 +207,10 @@ async def _acquire(connection: ConnectionOptions, body: dict[str, Any], *, keep:
             _print(gang, as_json)
             if keep:
                 if not as_json:
-                    click.echo("kept; ctrl-c releases it", err=True)
+                    echo("kept; ctrl-c releases it", err=True)
                 await keep_gang(client.router.gangs.coordinator_client, gang, stop)
             elif not as_json:
-                click.echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
+                echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
 
 
 def _print(gang: GangReply, as_json: bool, times: dict[str, object] | None = None) -> None:
@@ -221,12 +222,12 @@ def _print(gang: GangReply, as_json: bool, times: dict[str, object] | None = Non
         return
     from ...views.gangs import seats_table, summary, times_lines, times_table
 
-    click.echo(summary(gang))
+    echo(summary(gang))
     if gang.seats:
         console().print(seats_table(gang))
     if times is not None and times["ranks"]:
         console().print(times_table(times))
         for line in times_lines(times, gang):
-            click.echo(line)
+            echo(line)
     if gang.owner_token:
-        click.echo(f"owner token {gang.owner_token}")
+        echo(f"owner token {gang.owner_token}")

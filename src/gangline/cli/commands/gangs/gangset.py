@@ -12,6 +12,7 @@ from ...console.arguments import reason_option
 from ...console.completion import gangsets
 from ...console.help import renamed
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....bus.port.bus import KeyValue
@@ -52,7 +53,7 @@ def apply(connection: ConnectionOptions, file: IO[str], reason: str, as_json: bo
     sets = parse_sets(file.read(), file.name)
     changes, led = _changed(connection, "apply", " ".join(sets), reason, lambda ledger: declare(ledger, sets))
     if not led:
-        click.echo("no coordinator leads: start 'gangline coordinator' to form the gangs", err=True)
+        echo("no coordinator leads: start 'gangline coordinator' to form the gangs", err=True)
     told = [{"name": name, "change": change} for name, change in changes.items()]
     print_lines(told, (f"{name} {change}: {_shape(sets[name])}" for name, change in changes.items()), as_json)
 
@@ -123,7 +124,7 @@ def show(connection: ConnectionOptions, name: str, as_json: bool) -> None:
         print_json(set_json(row))
         return
     for line in (*declaration_lines(row), "", *status):
-        click.echo(line)
+        echo(line)
     if row[2]:
         console().print(gangs_table(row[2]))
 

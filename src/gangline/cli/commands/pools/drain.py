@@ -9,6 +9,7 @@ import click
 from ...console.arguments import duration_option, reason_option, worker_name
 from ...console.completion import workers
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -52,7 +53,7 @@ def command(
     if as_json:
         print_json(rows)
     for row in () if as_json else rows:
-        click.echo(row.get("error") or _told(row["worker"], row["load"]["ongoing"]))
+        echo(row.get("error") or _told(row["worker"], row["load"]["ongoing"]))
     if any("error" in row for row in rows):
         raise click.exceptions.Exit(1)
 

@@ -6,6 +6,7 @@ import click
 
 from ...console.arguments import duration_option
 from ...console.options import ConnectionOptions, connection_options
+from ...console.output import echo
 
 
 @click.command(short_help="Check that a process on this machine, or one worker, answers; for probes.")
@@ -46,7 +47,7 @@ def command(
     from ...console.session import run
 
     if port is not None and node is None and worker is None and id is None:
-        click.echo(_ask_port(port, timeout_s))
+        echo(_ask_port(port, timeout_s))
         return
     wanted = node or socket.gethostname()
     if id is not None:
@@ -62,7 +63,7 @@ def command(
         who = f"worker {worker} did not answer" if worker else f"nothing on node {wanted!r} answered"
         who = f"no process with id {id!r} answered" if id is not None else who
         raise NoWorkers(f"{who} within {timeout_s:g} s")
-    click.echo(found)
+    echo(found)
 
 
 def _ask_port(port: int, timeout_s: float) -> str:

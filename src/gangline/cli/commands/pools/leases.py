@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -64,7 +65,7 @@ async def _on_seats(client: Client, pool: str | None) -> list[LeaseRecord]:
     now, found = time.time(), list[LeaseRecord]()
     for worker, stats in zip(workers, answers, strict=True):
         if isinstance(stats, GanglineError):
-            click.echo(f"{worker.name} did not report its leases: {stats.message}", err=True)
+            echo(f"{worker.name} did not report its leases: {stats.message}", err=True)
             continue
         if isinstance(stats, BaseException):
             raise stats

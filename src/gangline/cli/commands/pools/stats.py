@@ -31,21 +31,20 @@ def command(connection: ConnectionOptions, worker: str, as_json: bool) -> None:
 
 def _show(stats: StatsReply) -> None:
     from ....schemas.names import public_id
-    from ...console.output import Listing, console, duration, slots_bar
+    from ...console.output import Listing, console, duration, echo, slots_bar
 
     load = stats.load
-    out = console()
     state = "draining" if load.draining else "serving"
-    out.print(f"[bold]{stats.pool}.{stats.worker}[/]  epoch {stats.epoch}  {state}")
-    out.print(f"slots   {slots_bar(load.running, load.reserved, load.total)}  ({load.free} free)")
-    out.print(f"tasks   {_counts(stats.tasks)}")
-    out.print(f"ledger  {_counts(stats.ledger)}")
+    echo(f"{stats.pool}.{stats.worker}  epoch {stats.epoch}  {state}")
+    echo(f"slots   {slots_bar(load.running, load.reserved, load.total)}  ({load.free} free)")
+    echo(f"tasks   {_counts(stats.tasks)}")
+    echo(f"ledger  {_counts(stats.ledger)}")
     if stats.leases:
         rows = [
             (public_id(lease.token), str(lease.slots), str(lease.running), lease.owner, duration(lease.expires_in_s))
             for lease in stats.leases
         ]
-        out.print(Listing(("LEASE", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
+        console().print(Listing(("LEASE", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -9,6 +9,7 @@ import click
 
 from ...console.completion import waiting
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....board.outlook import Outlook
@@ -56,7 +57,7 @@ async def _outlook(client: Client, id: str) -> Outlook:
     async with following(BoardFeed(client, _PARTS)) as feed:
         durations = await history.durations()
         if history.trouble:
-            click.echo(f"without estimates, since the history cannot be read: {history.trouble}", err=True)
+            echo(f"without estimates, since the history cannot be read: {history.trouble}", err=True)
         if isinstance(why, JobWhyReply):
             return job_outlook(feed.board, why, durations, time.time())
         return gang_outlook(feed.board, why, durations, time.time())

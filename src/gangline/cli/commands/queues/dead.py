@@ -12,6 +12,7 @@ from ...console.arguments import job_argument, reason_option
 from ...console.completion import letters
 from ...console.help import renamed
 from ...console.options import Command, ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -143,10 +144,10 @@ async def _each(
     for one in which:
         try:
             await do(one)
-            click.echo(f"{one if isinstance(one, str) else one.title} {done}")
+            echo(f"{one if isinstance(one, str) else one.title} {done}")
         except (JobError, InvalidRequest) as error:
             if failed is not None:
-                click.echo(f"gangline: {failed.message}", err=True)
+                echo(f"gangline: {failed.message}", err=True)
             failed = error
     if failed is not None:
         raise failed

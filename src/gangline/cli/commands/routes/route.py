@@ -10,6 +10,7 @@ import click
 from ...console.arguments import pools, rate, reason_option, seconds, whole
 from ...console.completion import endpoints
 from ...console.options import Command, ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -96,9 +97,9 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, reason: st
     print_lines(told, route_lines(endpoint, record, "created" if before is None else "changed"), as_json)
     copied = [pool for pool in idle if pool in record.shadow]
     if shares := [pool for pool in idle if pool not in record.shadow]:
-        click.echo(f"no worker serves {', '.join(shares)} now: requests go to the other pools, if any", err=True)
+        echo(f"no worker serves {', '.join(shares)} now: requests go to the other pools, if any", err=True)
     if copied:
-        click.echo(f"no worker serves {', '.join(copied)} now: nothing is copied there", err=True)
+        echo(f"no worker serves {', '.join(copied)} now: nothing is copied there", err=True)
 
 
 @command.command(short_help="List all routes, or show one.")

@@ -13,6 +13,7 @@ import click
 from ...console.arguments import duration_option, given, labels_option, slots_by_pool, slots_option
 from ...console.help import SectionedCommand
 from ...console.options import ConnectionOptions, HealthAddress, connection_options, health_options, logging_options
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....worker.pool.pool import Pool
@@ -148,9 +149,7 @@ def _print_hints(pools: Sequence[Pool], connection: ConnectionOptions) -> None:
         each for pool in pools for each in example_lines(pool, connection.names, None if url == DEFAULT_URL else url)
     ]
     for call, request in lines[:HINTS]:
-        click.secho(f"try       {call}", fg="green")
-        click.secho(f"          {request}", fg="green", dim=True)
+        echo(f"try       {call}", fg="green")
+        echo(f"          {request}", fg="green", dim=True)
     if (more := len(lines) - HINTS) > 0:
-        click.secho(
-            f"          ... and {count_of(more, 'more task')}: 'gangline workers --tasks' lists them", fg="green"
-        )
+        echo(f"          ... and {count_of(more, 'more task')}: 'gangline workers --tasks' lists them", fg="green")

@@ -8,6 +8,7 @@ import click
 
 from ...console.arguments import endpoint_option, job_argument
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -58,12 +59,12 @@ async def _cancel(job: Job, as_json: bool) -> None:
         print_json({"job": job.id, "cancelled": cancelled, "running": running is not None})
     elif running is not None:
         where = f" on {running.worker}" if running.worker else ""
-        click.echo(
+        echo(
             f"{job.id} was asked to stop and is still running{where}: "
             f"'gangline status {job.id}' shows when it has ended"
         )
     elif cancelled:
-        click.echo(f"{job.id} is cancelled")
+        echo(f"{job.id} is cancelled")
     if not cancelled:
         raise JobError(f"job {job.id!r} had already ended: 'gangline status {job.id}' says how")
 

@@ -9,6 +9,7 @@ import click
 
 from ...console.arguments import endpoint_option, optional_job_argument
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -57,7 +58,7 @@ async def _watch(client: Client, job: str, endpoint: str | None, as_json: bool) 
         if as_json:
             print_json(event.model_dump(mode="json", exclude={"v"}), lines=True)
         else:
-            click.echo(event_line(event))
+            echo(event_line(event))
         sys.stdout.flush()
 
     return await watch(await client.find_job(job, endpoint), show)

@@ -9,6 +9,7 @@ import click
 
 from ...console.arguments import duration_option, given, moment, parse_arguments, target_argument, task_arguments
 from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.output import echo
 
 
 @click.command(short_help="Submit a durable task: it runs now or later, even if this process exits.")
@@ -94,9 +95,9 @@ async def _submit(
     async with telemetry("gangline-submit"), open_client(connection, "gangline submit") as client:
         job = await client.options(**options).submit(target, *args, **kwargs)
         if wait:
-            click.echo(f"job {job.id}", err=True)
+            echo(f"job {job.id}", err=True)
             print_value(await result_of(job), as_json)
         elif as_json:
             print_json({"job": job.id, "endpoint": job.endpoint, "method": job.method, "repeats": job.repeats})
         else:
-            click.echo(job.id)
+            echo(job.id)

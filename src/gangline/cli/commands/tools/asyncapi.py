@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ...console.options import ConnectionOptions, connection_options
+from ...console.output import echo
 
 
 @click.command(short_help="Describe the tasks of pools as AsyncAPI 3.0, with the schemas of their bodies.")
@@ -27,4 +28,4 @@ def command(connection: ConnectionOptions, pools: tuple[str, ...], title: str | 
 
     tasks = with_client(connection, "gangline asyncapi", lambda client: read_schemas(client, pools))
     names = connection.names
-    click.echo(application_text(tasks, names, title=title or ", ".join(pools), version=app_version), nl=False)
+    echo(application_text(tasks, names, title=title or ", ".join(pools), version=app_version), nl=False)

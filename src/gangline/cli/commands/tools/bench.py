@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console.options import json_option, reporting
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....bench.run import Results
@@ -30,7 +31,7 @@ def command(quick: bool, as_json: bool, debug: bool) -> None:
     from ...console.session import run as run_loop
 
     def report(what: str) -> None:
-        click.echo(f"gangline: {what}", err=True)
+        echo(f"gangline: {what}", err=True)
 
     def measure() -> None:
         results = run_loop(run(QUICK if quick else FULL, report=report))

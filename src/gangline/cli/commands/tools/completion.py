@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ...console.output import echo
+
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -31,4 +33,4 @@ def command(shell: str, debug: bool) -> None:
 
     found = get_completion_class(shell)
     assert found is not None, shell
-    click.echo(found(gangline, {}, "gangline", "_GANGLINE_COMPLETE").source())
+    echo(found(gangline, {}, "gangline", "_GANGLINE_COMPLETE").source())

@@ -10,6 +10,8 @@ from typing import Final
 
 import click
 
+from ...console.output import echo
+
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
@@ -46,13 +48,13 @@ def command(folder: Path, pool: str, debug: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(Template(text).substitute(pool=pool), encoding="utf-8")
-            click.echo(f"wrote  {folder / name}")
+            echo(f"wrote  {folder / name}")
     except OSError as error:
         raise click.UsageError(f"cannot write to {folder}: {error.strerror or error}") from error
     here = "" if folder == Path() else f"cd {folder} && "
-    click.echo(f"next   {here}gangline dev {pool}:pool")
-    click.echo(f"then   gangline call {pool}.count text='a b c', in another terminal")
-    click.echo(f"test   {here}pip install pytest && python -m pytest test_{pool}.py")
+    echo(f"next   {here}gangline dev {pool}:pool")
+    echo(f"then   gangline call {pool}.count text='a b c', in another terminal")
+    echo(f"test   {here}pip install pytest && python -m pytest test_{pool}.py")
 
 
 _POOL: Final = '''\

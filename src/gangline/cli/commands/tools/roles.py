@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ...console.options import reporting
+from ...console.output import echo
 
 if TYPE_CHECKING:
     from ....schemas.names import Names
@@ -46,8 +48,9 @@ _ANSWER_S: Final = 10.0
     "--days",
     type=click.IntRange(1, 36_500),
     metavar="NUMBER",
-    help="Days after which new credentials of --jwt end. [never]",
+    help="Days after which new credentials of --jwt end. [as those that they replace, else never]",
 )
+@click.option("--renew", is_flag=True, help="Give all users of --jwt new credentials; without it, those that end soon.")
 @click.option(
     "--resolver",
     "directory",
@@ -76,6 +79,7 @@ def command(
     nkeys: bool,
     folder: Path | None,
     days: int | None,
+    renew: bool,
     directory: str | None,
     server: str | None,
     limits: tuple[str, ...],
@@ -94,7 +98,10 @@ def command(
 
     With --jwt, FOLDER gets resolver.conf to include, creds/USER.creds for each user, tenants for GANGLINE_QUOTAS of
     gateways, coordinators and dispatchers, and keys/, which only this command needs. Run it again to change users:
-    credentials that are there stay valid, those of users you leave out do not.
+    credentials that are there stay valid, those of users you leave out do not. Credentials are renewed when they have
+    ended, when less than a third of --days is left, and with --renew. What they replace stays valid until it ends, so
+    that you can copy the new ones to one process after the other. To have credentials refused at once, remove their
+    file from creds/.
 
     \b
     gangline roles > roles.conf
@@ -105,7 +112,7 @@ def command(
     gangline roles --jwt secrets --days 90 gateway dispatcher operator worker web@shop=producer:images
     gangline roles --jwt secrets --resolver /data/jwt --push tls://nats-1:4222 gateway dispatcher operator worker
     """
-    reporting(_write, debug)(users, account, namespace, nkeys, folder, days, directory, server, limits)
+    reporting(_write, debug)(users, account, namespace, nkeys, folder, days, renew, directory, server, limits)
 
 
 def _write(
@@ -115,6 +122,7 @@ def _write(
     nkeys: bool,
     folder: Path | None,
     days: int | None,
+    renew: bool,
     directory: str | None,
     server: str | None,
     limits: tuple[str, ...],
@@ -132,8 +140,8 @@ def _write(
     )
     if nkeys and folder:
         raise InvalidRequest("--nkeys and --jwt are two forms of the same: give one of them")
-    if days and not folder:
-        raise InvalidRequest("--days is for the credentials that --jwt FOLDER writes: give both")
+    if (days or renew) and not folder:
+        raise InvalidRequest(f"--{'days' if days else 'renew'} is for the credentials of --jwt FOLDER: give both")
     if (directory or server) and not folder:
         raise InvalidRequest("--resolver and --push are for the accounts that --jwt FOLDER writes: give --jwt, too")
     if server and not directory:
@@ -147,14 +155,16 @@ def _write(
     options += [f"--limit={limit}" for limit in limits]
     line = shlex.join(["gangline", "roles", *options, *users])
     if folder:
-        keys, accounts = _write_jwts(folder, Names(namespace), chosen, line, account, days, directory or "", limits)
+        keys, accounts = _write_jwts(
+            folder, Names(namespace), chosen, line, account, days, renew, directory or "", limits
+        )
         if server:
             _push(server, folder, keys, accounts)
         return
     text = configuration(
         Names(namespace), chosen, command=line, account=account, nkeys=nkeys, limits=map(parse_limit, limits)
     )
-    click.echo(text, nl=False)
+    echo(text, nl=False)
 
 
 def _write_jwts(
@@ -164,10 +174,12 @@ def _write_jwts(
     command: str,
     account: str,
     days: int | None,
+    renew: bool,
     directory: str,
     limits: Sequence[str],
 ) -> tuple[JwtKeys, dict[str, str]]:
-    """Keys and credentials that are in the folder are kept. Nothing is written unless everything can be."""
+    """Keys that are in the folder are kept, and credentials that do not end soon. Nothing is written unless everything
+    can be."""
     from ....bus.settings.keys import KeyKind, KeyPair
     from ....schemas.permissions import jwt_config
     from ....schemas.permissions.nats_config import parse_limit
@@ -182,23 +194,13 @@ def _write_jwts(
         secrets[path] = f"{made.seed}\n"
         return made
 
-    def signer_of(user: User, owner: str) -> str:
-        path = folder / "creds" / f"{user.name}.creds"
-        if path.exists():
-            claims = jwt_config.claims_of(path.read_text(encoding="utf-8"))
-            if claims["nats"]["issuer_account"] == owner and claims.get("exp", now + 1) > now:
-                return str(claims["iss"])
-        own, signer = KeyPair.new(KeyKind.USER), KeyPair.new(KeyKind.ACCOUNT)
-        until = now + days * 86_400 if days else None
-        secrets[path] = jwt_config.credentials(user, owner, own, signer, issued_at=now, expires_at=until)
-        return signer.public
-
     keys, (own, system, *tenants) = folder / "keys", jwt_config.accounts_of(users, account)
+    issuer = _CredentialIssuer(folder=folder, now=now, days=days, renew=renew, secrets=secrets)
     accounts = {name: key(keys / "accounts" / f"{name}.nk", KeyKind.ACCOUNT) for name in (own, system, *tenants)}
     signers = jwt_config.JwtKeys(
         operator=key(keys / "operator.nk", KeyKind.OPERATOR),
         accounts=accounts,
-        users={user.name: signer_of(user, accounts[user.tenant or account].public) for user in users},
+        users={user.name: issuer.signers_of(user, accounts[user.tenant or account].public) for user in users},
     )
     written = folder / "resolver.conf"
     earlier = jwt_config.tokens_in(written.read_text(encoding="utf-8")) if written.exists() else {}
@@ -211,11 +213,84 @@ def _write_jwts(
         secrets[keys / UPDATER] = jwt_config.updater_credentials(accounts[system], updater, issued_at=now)
     for path, secret in secrets.items():
         _write_secret(path, secret)
+    for path in issuer.gone:
+        path.unlink(missing_ok=True)
     written.write_text(text, encoding="utf-8")
     named = [f"{name}:{ACCOUNT_KEY}={accounts[name].public}\n" for name in tenants]
     (folder / "tenants").write_text("".join(named), encoding="utf-8")
-    click.echo(f"wrote {written}, and credentials of {len(users)} users to {folder / 'creds'}")
+    echo(f"wrote {written}; credentials in {folder / 'creds'}: {issuer.summary()}")
     return signers, tokens
+
+
+@dataclass(kw_only=True)
+class _CredentialIssuer:
+    """Keeps, renews and adds the credentials of users."""
+
+    folder: Path
+    now: int
+    days: int | None
+    renew: bool
+    secrets: dict[Path, str]
+    """What is to be written."""
+    gone: list[Path] = field(default_factory=list[Path])
+    """What is to be removed."""
+    counts: dict[str, int] = field(default_factory=lambda: {"new": 0, "renewed": 0, "kept": 0})
+    ends: dict[str, int] = field(default_factory=dict[str, int])
+    """Unix times, by user."""
+
+    def signers_of(self, user: User, account: str) -> list[str]:
+        """Public keys: that of the user's credentials, and that of the ones that these replace, if still valid."""
+        from ....schemas.permissions.jwt_config import is_due
+
+        path, earlier = (self.folder / part / f"{user.name}.creds" for part in ("creds", "keys/earlier"))
+        has, had = self._claims(path, account), self._claims(earlier, account)
+        if has is not None and not self.renew and not is_due(has, self.now, self.days):
+            self.counts["kept"] += 1
+            signers, end = [str(has["iss"])], has.get("exp")
+        else:
+            self.counts["new" if has is None else "renewed"] += 1
+            if has is None:
+                self.gone.append(earlier)  # whoever removed the file wants both refused
+            else:
+                self.secrets[earlier] = path.read_text(encoding="utf-8")
+            had, end = has, self._end(has)
+            signers = [self._issue(user, account, path, end)]
+        if end is not None:
+            self.ends[user.name] = end
+        if had is not None and had.get("exp", self.now + 1) > self.now:
+            signers.append(str(had["iss"]))
+        return signers
+
+    def _claims(self, path: Path, account: str) -> dict[str, Any] | None:
+        from ....schemas.permissions.jwt_config import claims_of
+
+        if not path.exists():
+            return None
+        claims = claims_of(path.read_text(encoding="utf-8"))
+        return claims if claims["nats"]["issuer_account"] == account else None
+
+    def _end(self, replaced: Mapping[str, Any] | None) -> int | None:
+        if self.days is not None:
+            return self.now + self.days * 86_400
+        if replaced is None or "exp" not in replaced:
+            return None
+        return self.now + int(replaced["exp"] - replaced.get("iat", self.now))
+
+    def _issue(self, user: User, account: str, path: Path, end: int | None) -> str:
+        from ....bus.settings.keys import KeyKind, KeyPair
+        from ....schemas.permissions.jwt_config import credentials
+
+        own, signer = KeyPair.new(KeyKind.USER), KeyPair.new(KeyKind.ACCOUNT)
+        self.secrets[path] = credentials(user, account, own, signer, issued_at=self.now, expires_at=end)
+        return signer.public
+
+    def summary(self) -> str:
+        """`2 new, 1 kept; the first end on 2026-01-31 (web)`"""
+        counted = ", ".join(f"{count} {what}" for what, count in self.counts.items() if count)
+        if not self.ends:
+            return counted
+        first = min(self.ends, key=lambda name: self.ends[name])
+        return f"{counted}; the first end on {time.strftime('%Y-%m-%d', time.gmtime(self.ends[first]))} ({first})"
 
 
 def _push(server: str, folder: Path, keys: JwtKeys, accounts: dict[str, str]) -> None:
@@ -262,7 +337,7 @@ def _push(server: str, folder: Path, keys: JwtKeys, accounts: dict[str, str]) ->
         finally:
             await bus.close()
         forgotten = f"; they have forgotten {', '.join(gone)}" if gone else ""
-        click.echo(f"the servers have {len(accounts)} accounts{forgotten}")
+        echo(f"the servers have {len(accounts)} accounts{forgotten}")
 
     run(push())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ...console.options import ConnectionOptions, connection_options
+from ...console.output import echo
 
 
 @click.command(short_help="Write a Python module of typed handles to a pool's tasks.")
@@ -26,4 +27,4 @@ def command(connection: ConnectionOptions, pools: tuple[str, ...]) -> None:
 
     tasks = with_client(connection, "gangline stubs", lambda client: read_schemas(client, pools))
     line = f"gangline stubs {' '.join(pools)}"
-    click.echo(python_stubs(tasks, about=f"Written by `{line}`: do not edit."), nl=False)
+    echo(python_stubs(tasks, about=f"Written by `{line}`: do not edit."), nl=False)

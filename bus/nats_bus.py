@@ -14,7 +14,7 @@ from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, Inva
 from .jetstream.api import JetStreamApi
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
-from .nats_client.connect import open_client
+from .nats_client.connect import Cause, cause_of, explain, open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication, publications
 from .nats_client.refusals_core import Refusal, RefusalTable, Right
 from .nats_client.request_reply import ReplyMultiplexer
@@ -37,6 +37,7 @@ log = logging.getLogger("gangline.bus")
 
 _FLUSH_TIMEOUT_S: Final = 5.0
 _AGAIN_S: Final = 0.05
+_SAY_AGAIN_S: Final = 60.0
 _MAX_CHECKED_SUBJECTS: Final = 4096
 _MAX_PUBLISHED_BYTES: Final = MAX_SUBJECT_BYTES // 2
 """Half for the subject, half for the reply subject."""
@@ -94,8 +95,14 @@ class NatsBus:
         self._refusals = RefusalTable()
         self._untold: set[str] = set()
         """Subscriptions that were refused at first, and not reported by `flush` yet."""
+        self._was_open = False
+        """It was connected once."""
+        self._failing: Cause | None = None
+        """Why the last attempt to reconnect failed."""
+        self._said_at: dict[Cause, float] = {}
+        """Loop time of the last warning. Of several servers, each may fail for another cause."""
         self._attempts = TaskSet("attempts at what was refused")
-        self._regaining: asyncio.Task[None] | None = None
+        self._regaining: asyncio.Future[None] | None = None
         self._look = asyncio.Event()
         """`_regaining` looks again at what is refused."""
         self._client: BufferedNatsClient
@@ -115,6 +122,7 @@ class NatsBus:
                 f"this user may not subscribe to its inbox {self._replies.pattern!r}: set `inbox_prefix` "
                 f"(--inbox-prefix) to what its permissions allow, or allow '{self.settings.inbox_prefix}.>'"
             )
+        self._was_open = True
 
     async def _first_ping(self) -> None:
         """Wait for a server that goes down just after the handshake, as for one that has not started yet."""
@@ -375,6 +383,8 @@ class NatsBus:
             refusal.again_at = self._loop.time()
         self._say_permitted(self._refusals.confirm(self._refusals.of(Right.SUBSCRIBE)))
         self._look.set()
+        self._failing = None
+        self._said_at.clear()
         log.info("reconnected to the nats-server", extra={"action": "bus.reconnected", "bus": self.name})
         self._announce(ConnectionEvent.RECONNECTED)
 
@@ -386,6 +396,16 @@ class NatsBus:
 
     def on_attempt_failed(self, error: Exception) -> None:
         log.debug("could not connect: %s", error or repr(error), extra={"action": "bus.attempt_failed"})
+        cause, now = cause_of(error), self._loop.time()
+        before, self._failing = self._failing, cause
+        if not self._was_open or cause is before or now < self._said_at.get(cause, float("-inf")) + _SAY_AGAIN_S:
+            return
+        self._said_at[cause] = now
+        log.warning(
+            "cannot reconnect, trying again: %s",
+            explain(self.settings, error).message,
+            extra={"action": "bus.reconnect_failed", "bus": self.name, "cause": cause.value},
+        )
 
     def on_server_error(self, text: str) -> None:
         found = _VIOLATION.search(text)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
@@ -68,8 +69,15 @@ class Interest(NamedTuple):
 class BufferedNatsClient(ReconnectingClient):
     """See the module's docstring. One instance is one connection, and is opened once."""
 
-    def __init__(self, observer: ConnectionObserver, *, jitter: Callable[[], float], wants_tls: bool) -> None:
-        super().__init__(observer, jitter=jitter, wants_tls=wants_tls)
+    def __init__(
+        self,
+        observer: ConnectionObserver,
+        *,
+        jitter: Callable[[], float],
+        wants_tls: bool,
+        tls_context: Callable[[], ssl.SSLContext | None],
+    ) -> None:
+        super().__init__(observer, jitter=jitter, wants_tls=wants_tls, tls_context=tls_context)
         self._flush_scheduled = False
         self._deliveries: dict[bytes, Callable[[Message], None]] = {}
         self._interests: dict[bytes, Interest] = {}

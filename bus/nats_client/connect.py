@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +57,7 @@ async def open_client(
     def jitter() -> float:
         return settings.reconnect_wait_s * (0.8 + 0.4 * ambient.random.random())
 
-    client = BufferedNatsClient(watcher, jitter=jitter, wants_tls=settings.wants_tls)
+    client = BufferedNatsClient(watcher, jitter=jitter, wants_tls=settings.wants_tls, tls_context=settings.tls_context)
     opening = asyncio.ensure_future(client.open(**_options(settings, name, jitter())))
     try:
         ends = {opening} if settings.wait_for_server else {opening, watcher.refused}
@@ -69,7 +70,7 @@ async def open_client(
         await _give_up(client, opening)
         raise
     await _give_up(client, opening)
-    raise _explain(settings, error) from error
+    raise explain(settings, error) from error
 
 
 def _warn_of_plain_text(settings: ConnectionSettings, address: str | None, name: str) -> None:
@@ -137,22 +138,60 @@ def _options(settings: ConnectionSettings, name: str, wait_s: float) -> dict[str
     return options
 
 
-def _explain(settings: ConnectionSettings, error: BaseException | None) -> GanglineError:
+class Cause(StrEnum):
+    """Why a server was not connected to."""
+
+    CREDENTIALS = "credentials"
+    TLS = "tls"
+    FILE = "file"
+    """A file that belongs to the connection cannot be used."""
+    LIMIT = "limit"
+    """The server has no room for another connection."""
+    UNREACHABLE = "unreachable"
+
+
+def cause_of(error: BaseException | None) -> Cause:
+    text = str(error).lower()
+    if "authorization violation" in text or "authentication expired" in text:
+        return Cause.CREDENTIALS
+    if isinstance(error, ssl.SSLError) or "tls was asked for" in text:
+        return Cause.TLS
+    if "maximum connections exceeded" in text or "maximum account active connections" in text:
+        return Cause.LIMIT
+    if isinstance(error, InvalidSettings):
+        return Cause.FILE
+    if error is None or isinstance(error, OSError | TimeoutError) or type(error).__module__ == "nats.errors":
+        return Cause.UNREACHABLE
+    return Cause.FILE
+
+
+def explain(settings: ConnectionSettings, error: BaseException | None) -> GanglineError:
+    """What to do about an attempt that failed."""
+    if isinstance(error, InvalidSettings):
+        return error
     urls = ", ".join(settings.safe_urls)
     text = str(error) or type(error).__name__ if error is not None else "no answer"
     details = {"urls": list(settings.safe_urls), "error": text}
-    if "authorization violation" in text.lower():
+    cause = cause_of(error)
+    if cause is Cause.CREDENTIALS:
+        refusal = text.removeprefix("nats: ").strip("'").lower()
         return ServerUnreachable(
-            f"{urls} rejected the credentials (authorization violation): check the user and password, token, "
+            f"{urls} rejected the credentials ({refusal}): check the user and password, token, "
             f"credentials file or nkey",
             details=details,
         )
-    if isinstance(error, ssl.SSLError) or "TLS was asked for" in text:
+    if cause is Cause.TLS:
         return ServerUnreachable(
             f"no TLS with {urls} ({text}): check tls_ca (--tlsca), the certificate, and whether the server speaks TLS",
             details=details,
         )
-    if error is not None and not isinstance(error, OSError | TimeoutError) and type(error).__module__ != "nats.errors":
+    if cause is Cause.LIMIT:
+        return ServerUnreachable(
+            f"{urls} takes no more connections ({text}): raise its max_connections, or that of the account, or end "
+            f"processes that are not needed",
+            details=details,
+        )
+    if cause is Cause.FILE:
         return InvalidSettings(
             f"the credentials or nkey file cannot be used ({text}): it must be a file written by `nsc`",
             details=details,

@@ -46,12 +46,20 @@ class ConnectionObserver(Protocol):
 class ReconnectingClient(Client):
     """A client that never gives up once it has been connected. One instance is one connection, and is opened once."""
 
-    def __init__(self, observer: ConnectionObserver, *, jitter: Callable[[], float], wants_tls: bool) -> None:
+    def __init__(
+        self,
+        observer: ConnectionObserver,
+        *,
+        jitter: Callable[[], float],
+        wants_tls: bool,
+        tls_context: Callable[[], ssl.SSLContext | None],
+    ) -> None:
         super().__init__()
         self._observer = observer
         self._jitter = jitter
         """Seconds to wait before trying the same server again."""
         self._wants_tls = wants_tls
+        self._tls_context = tls_context
         self._loop = asyncio.get_running_loop()
         self._over = False
         self.pings_sent = 0
@@ -87,6 +95,12 @@ class ReconnectingClient(Client):
     def _forget_subscriptions(self) -> None:
         raise NotImplementedError
 
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """nats-py asks for it in each handshake: files that were replaced meanwhile are read again."""
+        context = self._tls_context()
+        return super().ssl_context if context is None else context
+
     # -- opening --------------------------------------------------------------------------------------------------
 
     async def open(self, **options: Any) -> None:
@@ -119,6 +133,8 @@ class ReconnectingClient(Client):
                 self._stay_closed()
                 return
             try:
+                if self._nkeys_seed is not None:
+                    self._setup_nkeys_connect()  # reads the file again; those of credentials are read by themselves
                 await self._process_connect_init()
             except (asyncio.CancelledError, GeneratorExit):
                 raise

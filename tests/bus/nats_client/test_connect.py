@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
+import shutil
 import socket
+import ssl
 from pathlib import Path
 
 import nkeys
 import pytest
+from nats import errors as nats_errors
 
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import BucketSettings, ConnectionEvent
 from gangline.schemas.errors.base import InvalidSettings, ServerUnreachable, ServerUnsupported
 
 from ...support.bus.identities import make_credentials, make_key
-from ...waiting import PATIENCE_S
+from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens
 
 pytestmark = pytest.mark.server
@@ -313,3 +317,42 @@ async def test_closing_while_disconnected_ends_the_tries(connect_to, nats_server
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     await bus.close()
     assert not bus.connected
+
+
+@needs_keys
+async def test_replaced_tls_files_are_read_again_and_failures_are_named(connect_to, secured, tmp_path, caplog):
+    for file in ("ca.pem", "server.pem", "server.key"):
+        shutil.copy(TLS / file, tmp_path)
+    server = secured(f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server.key" }}')
+    bus = await connect_to(server.url, tls_ca=tmp_path / "ca.pem")
+    shutil.copy(TLS / "other.pem", tmp_path / "server.pem")
+    shutil.copy(TLS / "other.key", tmp_path / "server.key")
+    with caplog.at_level(logging.INFO, "gangline.bus"):
+        server.restart()
+
+        def causes() -> list[str]:
+            return [
+                record.cause for record in caplog.records if getattr(record, "action", "") == "bus.reconnect_failed"
+            ]
+
+        await until(lambda: "tls" in causes())
+        (tmp_path / "ca.pem").write_text("half writ", encoding="utf-8")
+        await until(lambda: "file" in causes())
+        await happens(bus, ConnectionEvent.RECONNECTED, lambda: shutil.copy(TLS / "other.pem", tmp_path / "ca.pem"))
+        assert await works(bus)
+    assert causes().count("tls") == causes().count("file") == 1
+
+
+async def test_each_cause_of_failing_to_reconnect_is_warned_of_once(connect_to, nats_url, caplog):
+    bus = await connect_to(nats_url)
+    refused, login = ConnectionRefusedError(111, "refused"), nats_errors.Error("nats: 'Authorization Violation'")
+    full = nats_errors.Error("nats: 'maximum connections exceeded'")
+    bus.on_disconnected("test")
+    for error in (refused, refused, login, login, refused, full, ssl.SSLError("expired"), login):
+        bus.on_attempt_failed(error)
+    bus.on_reconnected()
+    bus.on_attempt_failed(refused)
+    said = [record for record in caplog.records if getattr(record, "action", "") == "bus.reconnect_failed"]
+    assert [record.cause for record in said] == ["unreachable", "credentials", "limit", "tls", "unreachable"]
+    assert "max_connections" in said[2].getMessage()
+    assert "check the user and password" in said[1].getMessage()

@@ -68,7 +68,7 @@ from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final
+from typing import Final, Literal
 
 from .errors.base import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
@@ -471,8 +471,9 @@ class Names:
         """What members of all gangs tell each other."""
         return f"{self.namespace}.gang-talk.>"
 
-    def gang_talk(self, gang: str, generation: int, run: int, rank: int | None) -> str:
-        """To one member of a gang, or (None) to all of them."""
+    def gang_talk(self, gang: str, generation: int, run: int | Literal["*"], rank: int | Literal["left"] | None) -> str:
+        """To one member of a gang, or (None) to all of them, or (`left`) from those whose task has ended. `run`: `*` to
+        subscribe to all."""
         to = "all" if rank is None else rank
         return f"{self.namespace}.gang-talk.{check_name(gang, 'gang')}.{generation}.{run}.{to}"
 

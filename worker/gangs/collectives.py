@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.subjects import Subscription
@@ -21,11 +21,21 @@ from ...schemas.errors.base import (
 )
 from ...schemas.names import Names
 from ...schemas.wire import codec
-from .collectives_core import HUB, Collective, CollectivesCore, Send
+from .collectives_core import (
+    HUB,
+    TO_HUBS_SESSION,
+    Collective,
+    CollectivesCore,
+    PeerMessage,
+    Send,
+    answer_of_ended,
+)
 from .rank_timer import RankTimer
 
 LINGER_S: Final = 30.0
 """How long a session continues after its task ended: others may still ask for the last result."""
+_ENDED_RUNS: Final = 1000
+"""How many runs of a member are remembered after their end."""
 _HEADER_BYTES: Final = 1024
 """Room in a message for everything but the value."""
 _PART_MAX_BYTES: Final = 512 * 1024
@@ -51,9 +61,12 @@ class CollectiveSession:
         run: int,
         rank: int,
         size: int,
+        listen: Callable[[], Awaitable[None]],
         timer: RankTimer | None = None,
     ) -> None:
-        """Nothing is subscribed before the first call. `timer`: measures how long this rank waits for the others."""
+        """Nothing is subscribed before the first call. `listen`: subscribes this member's own subject; its messages
+        come to `take`. `timer`: measures how long this rank waits for the others."""
+        self._listen = listen
         self.gang = gang
         self.generation = generation
         self.run = run
@@ -109,6 +122,16 @@ class CollectiveSession:
         """
         results = await self._run(Collective.ALL_GATHER, HUB, codec.pack(value))
         return [codec.unpack(result) for result in results]
+
+    def leave(self, how: str) -> None:
+        """The task has ended (`how`: a verb). The others need not wait for its next call."""
+        self._send(self._core.leave(how))
+        self._settle()
+
+    @property
+    def calls(self) -> int:
+        """How many calls were begun here."""
+        return self._core.number
 
     def end(self, error: GanglineError) -> None:
         """End the session: waiting and later calls raise the error. Idempotent."""
@@ -176,13 +199,17 @@ class CollectiveSession:
             if self._unlisten is None and self._error is None:
                 self._unlisten = self._bus.on_connection(self._on_connection)
             # One by one, so that a call that was cancelled here resumes where it was.
-            for to in (self.rank, None)[len(self._subscriptions) :]:
+            if not self._subscriptions:
+                await self._listen()
+            others: tuple[Literal["left"] | None, ...] = (None, TO_HUBS_SESSION) if self.rank == HUB else (None,)
+            for to in others[len(self._subscriptions) :]:
                 subject = self._names.gang_talk(self.gang, self.generation, self.run, to)
-                self._subscriptions.append(await self._bus.subscribe(subject, self._on_message))
+                self._subscriptions.append(await self._bus.subscribe(subject, self.take))
             if self._error is not None:  # ended meanwhile
                 await self.close()
 
-    def _on_message(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
+        """A message of this run has arrived."""
         try:
             value = codec.unpack(message.data, budget=codec.most_containers)
         except (MalformedMessage, PayloadTooLarge):
@@ -261,8 +288,24 @@ class CollectiveSessions:
     ) -> None:
         """`timer`: as for CollectiveSession."""
         self._make = partial(
-            CollectiveSession, bus, names, gang=gang, generation=generation, rank=rank, size=size, timer=timer
+            CollectiveSession,
+            bus,
+            names,
+            gang=gang,
+            generation=generation,
+            rank=rank,
+            size=size,
+            listen=self._listen,
+            timer=timer,
         )
+        self._bus = bus
+        self._subject = partial(names.gang_talk, gang, generation)
+        self._rank = rank
+        self._size = size
+        self._listening: Subscription | None = None
+        self._opening = asyncio.Lock()
+        self._ended: dict[int, tuple[int, str]] = {}
+        """By run, latest last: how many calls the task had made when it ended, and how it ended."""
         self._talks: dict[int, CollectiveSession] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._closing = TaskSet("end of a session")
@@ -277,10 +320,26 @@ class CollectiveSessions:
                 talk.end(self._error)
         return talk
 
-    def task_ended(self, run: int) -> None:
-        """This member's task of the run is over. Its session ends a while later; that of run 0 stays."""
-        if run and run in self._talks and run not in self._timers and self._error is None:
-            self._timers[run] = asyncio.get_running_loop().call_later(LINGER_S, self._forget, run)
+    def task_ended(self, run: int, how: str = "returned") -> None:
+        """This member's task of the run is over (`how`: a verb). Its session ends a while later; that of run 0 stays.
+
+        Those who wait for its next call learn that it does not come: at once if they listen, else when they ask.
+        """
+        if not run or self._size == 1 or self._error is not None:
+            return
+        talk = self._talks.get(run)
+        self._ended[run] = (0 if talk is None else talk.calls, how)
+        if len(self._ended) > _ENDED_RUNS:
+            del self._ended[next(iter(self._ended))]
+        if talk is not None:
+            talk.leave(how)
+            if run not in self._timers:
+                self._timers[run] = asyncio.get_running_loop().call_later(LINGER_S, self._forget, run)
+            return
+        if self._listening is None:
+            self._closing.start(self._listen_if_possible())
+        to = None if self._rank == HUB else TO_HUBS_SESSION
+        self._publish(run, [Send(to, (PeerMessage.LEFT, 0, self._rank, how))])
 
     def end(self, error: GanglineError) -> None:
         """The generation is over: every call, waiting or to come, raises the error. Idempotent, never waits."""
@@ -292,11 +351,53 @@ class CollectiveSessions:
             for run, talk in list(self._talks.items()):
                 talk.end(error)
                 self._forget(run, keep=True)
+            if self._listening is not None:
+                self._closing.start(self._deafen())
 
     async def close(self) -> None:
         """End, and wait until all subscriptions have ended. Idempotent."""
         self.end(ClosedError("this member has stopped"))
         await self._closing.rest()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Hear what is sent to this member, of all runs."""
+        async with self._opening:
+            if self._listening is None and self._error is None:
+                self._listening = await self._bus.subscribe(self._subject("*", self._rank), self._take)
+        if self._error is not None:  # ended meanwhile
+            await self._deafen()
+
+    async def _listen_if_possible(self) -> None:
+        try:
+            await self._listen()
+        except GanglineError:
+            pass  # the next task that ends tries again; until then, who asks is told nothing
+
+    async def _deafen(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            await listening.unsubscribe()
+
+    def _take(self, message: Message) -> None:
+        run = int(message.subject.split(".")[-2])
+        talk = self._talks.get(run)
+        if talk is not None:
+            talk.take(message)
+        elif run in self._ended:
+            try:
+                value = codec.unpack(message.data, budget=codec.most_containers)
+            except (MalformedMessage, PayloadTooLarge):
+                return
+            self._publish(run, answer_of_ended(value, self._rank, *self._ended[run]))
+
+    def _publish(self, run: int, sends: list[Send]) -> None:
+        for to, message in sends:
+            try:
+                self._bus.publish(self._subject(run, to), codec.pack(message))
+            except (Disconnected, NotPermitted, ClosedError):
+                return
 
     def __repr__(self) -> str:
         return f"CollectiveSessions({sorted(self._talks)})"

@@ -7,7 +7,9 @@ Laws:
    all members, and the error says who called what.
 2. A collective ends at any member only after every member has begun it. So when the hub has completed number n, every
    member has the results of n-1, and the hub only has to keep those of n.
-3. Messages may be lost, duplicated and reordered. A member that waits asks again (ASK); the hub answers with what is
+3. A member whose task has ended begins no further collective: a call that the others have begun and it has not fails at
+   all of them at once, and the error names it (LEFT). What all had begun before that still completes.
+4. Messages may be lost, duplicated and reordered. A member that waits asks again (ASK); the hub answers with what is
    missing, or asks for what it lacks itself (WANT).
 
 Rank 0 is the hub: the others GIVE their values to it, and it sends the RESULT to all. A message is a msgpack array:
@@ -17,7 +19,9 @@ GIVE     `[1, n, rank, kind, root, part, parts, bytes]`     to rank 0; a long va
 ASK      `[2, n, rank, {rank: [parts]} | nil]`              to rank 0: these results are missing (nil: all)
 WANT     `[3, n, [parts] | nil]`                            rank 0 to one, or (nil) to all: give again
 RESULT   `[4, n, [[rank, part, parts, bytes], ...]]`        rank 0 to all, or to one who asked
-FAIL     `[5, n, text]`                                     rank 0 to all: law 1 was broken
+FAIL     `[5, n, text]`                                     rank 0 to all: collective n cannot complete
+LEFT     `[6, n, rank, how]`                                to or from rank 0: the task of this rank has ended, and had
+                                                            begun n collectives
 =======  =================================================  =================================================
 """
 
@@ -25,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidRequest, PayloadTooLarge
@@ -40,6 +44,8 @@ ASK_FIRST_S: Final = 0.2
 ASK_MAX_S: Final = 2.0
 """... up to this, and starts again when something arrives."""
 _ASKED_RANKS: Final = 200
+_ASKED_AT_ONCE: Final = 32
+"""How many members the hub asks at a time."""
 
 
 class PeerMessage(IntEnum):
@@ -48,6 +54,7 @@ class PeerMessage(IntEnum):
     WANT = 3
     RESULT = 4
     FAIL = 5
+    LEFT = 6
 
 
 class Collective(StrEnum):
@@ -59,10 +66,14 @@ class Collective(StrEnum):
 _KINDS: Final = {kind.value: kind for kind in Collective}
 
 
+TO_HUBS_SESSION: Final = "left"
+"""Where LEFT goes: to rank 0 if it is in a session of this run; nobody else need hear it."""
+
+
 class Send(NamedTuple):
     """To be sent to one member, or (None) to all."""
 
-    to: int | None
+    to: int | Literal["left"] | None
     message: tuple[Any, ...]
 
 
@@ -136,8 +147,13 @@ class CollectivesCore:
         assert 0 <= rank < size and part_bytes > 0
         self.rank = rank
         self.size = size
-        self.failure: str | None = None
-        """Why this session cannot continue; for every member."""
+        self._failed: tuple[int, str] | None = None
+        """The first collective that cannot complete, and why; for every member."""
+        self._left: dict[int, tuple[int, str]] = {}
+        """Members whose task has ended: how many collectives it had begun, and how it ended. The hub's own and those it
+        was told of; at others only their own."""
+        self._asked_last = 0
+        """At the hub: the last member that it asked by itself."""
         self.malformed = 0
         """Messages that could not be read."""
         self._part_bytes = part_bytes
@@ -155,6 +171,16 @@ class CollectivesCore:
         """At the hub: the newest that all have begun."""
 
     @property
+    def failure(self) -> str | None:
+        """Why the newest collective begun here, and so this session, cannot continue."""
+        if self._failed is not None and self._failed[0] <= self.number:
+            return self._failed[1]
+        hub, mine = self._left.get(HUB), self._mine
+        if hub is not None and mine is not None and not self._done and hub[0] < mine.number:
+            return _without_calling(HUB, hub[1], mine)
+        return None
+
+    @property
     def number(self) -> int:
         """How many collectives were begun here."""
         return self._mine.number if self._mine is not None else 0
@@ -167,7 +193,7 @@ class CollectivesCore:
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`."""
-        return None if self._done or self.failure is not None or self.rank == HUB else self._ask_at
+        return None if self._done or self.failure is not None else self._ask_at
 
     def limit(self, kind: Collective) -> int:
         """Largest value in bytes."""
@@ -217,11 +243,13 @@ class CollectivesCore:
     def tick(self, now: float, *, at_once: bool = False) -> list[Send]:
         """Ask, if it is time (or `at_once`: messages are known to be lost)."""
         mine = self._mine
-        if mine is None or self._done or self.failure is not None or self.rank == HUB:
+        if mine is None or self._done or self.failure is not None:
             return []
         if now < self._ask_at and not at_once:
             return []
         self._ask_at = now + self._asking.next_s()
+        if self.rank == HUB:
+            return self._want_missing()
         missing: dict[int, list[int]] | None = None
         if mine.values:
             told = [rank for rank in mine.told(self.size) if not mine.has(rank)][:_ASKED_RANKS]
@@ -237,18 +265,36 @@ class CollectivesCore:
             case [PeerMessage.ASK, int(n), int(rank), dict() | None as missing]:
                 if self.rank == HUB and 0 < rank < self.size:
                     return self._asked(n, rank, missing)
+            case [PeerMessage.WANT, int(n), _] if self.rank in self._left and n > self.number:
+                return self._say_left()
+            case [PeerMessage.LEFT, int(n), int(rank), str(how)]:
+                if self.rank == HUB and 0 < rank < self.size:
+                    return self._member_left(rank, n, how)
+                if rank == HUB:
+                    self._left[HUB] = (n, how)
             case [PeerMessage.WANT, int(n), list() | None as parts]:
                 if not self._done and n == self.number and self.rank != HUB and self._given is not None:
                     return self._give(self._given.some(parts))
             case [PeerMessage.RESULT, int(n), list(items)]:
                 self._told(n, items, now)
-            case [PeerMessage.FAIL, int(), str(text)]:
-                self.failure = self.failure or text
+            case [PeerMessage.FAIL, int(n), str(text)]:
+                self._failed = self._failed or (n, text)
             case _:
                 self.malformed += 1
         return []
 
+    def leave(self, how: str) -> list[Send]:
+        """The task has ended (`how`: a verb): it begins no further collective."""
+        if self.rank == HUB:
+            return self._member_left(HUB, self.number, how)
+        self._left[self.rank] = (self.number, how)
+        return self._say_left()
+
     # -- at every member ------------------------------------------------------------------------------------------
+
+    def _say_left(self) -> list[Send]:
+        number, how = self._left[self.rank]
+        return [Send(TO_HUBS_SESSION, (PeerMessage.LEFT, number, self.rank, how))]
 
     def _give(self, parts: Iterable[tuple[int, int, bytes]]) -> list[Send]:
         mine = self._mine
@@ -277,7 +323,7 @@ class CollectivesCore:
 
     def _take(self, n: int, rank: int, kind: Collective, root: int, part: int, count: int, data: bytes) -> list[Send]:
         completed = self._kept.number if self._kept is not None else 0
-        if n != completed + 1 or self.failure is not None:
+        if n != completed + 1 or self._failed is not None:
             return []  # outdated: nobody can be ahead by more than one (law 2)
         current = self._gathering
         if current is None:
@@ -285,6 +331,10 @@ class CollectivesCore:
         elif (current.kind, current.root) != (kind, root):
             return self._fail(current, rank, kind, root)
         current.values.setdefault(rank, Chunks(count)).add(part, count, data)
+        if self._left:
+            self._left.pop(rank, None)  # its task was started once more
+            if (fail := self._fail_if_left()) is not None:
+                return fail
         if len(current.values) < self.size or not all(parts.whole for parts in current.values.values()):
             return []
         self._gathering, self._kept = None, current
@@ -296,15 +346,48 @@ class CollectivesCore:
 
     def _fail(self, current: CollectiveRound, rank: int, kind: Collective, root: int) -> list[Send]:
         other = next(iter(current.values))
-        self.failure = (
+        return self._cannot_complete(
+            current.number,
             f"collective {current.number}: rank {rank} called {_call(kind, root)}, "
-            f"rank {other} called {_call(current.kind, current.root)}: all members must make the same calls"
+            f"rank {other} called {_call(current.kind, current.root)}: all members must make the same calls",
         )
-        return [Send(None, (PeerMessage.FAIL, current.number, self.failure))]
+
+    def _cannot_complete(self, number: int, text: str) -> list[Send]:
+        self._failed = (number, text)
+        return [Send(None, (PeerMessage.FAIL, number, text))]
+
+    def _member_left(self, rank: int, number: int, how: str) -> list[Send]:
+        self._left[rank] = (number, how)
+        return self._fail_if_left() or []
+
+    def _fail_if_left(self) -> list[Send] | None:
+        """Fail the collective that is being gathered, if a member has left without beginning it."""
+        current = self._gathering
+        if current is None or self._failed is not None:
+            return None
+        for rank, (number, how) in self._left.items():
+            if number < current.number:
+                return self._cannot_complete(current.number, _without_calling(rank, how, current))
+        return None
+
+    def _want_missing(self) -> list[Send]:
+        """Ask some of those whose values have not arrived: they may have left, or what they sent was lost."""
+        current = self._gathering
+        if current is None:
+            return []
+        size, first = self.size, self._asked_last + 1
+        missing = [rank % size for rank in range(first, first + size) if not current.has(rank % size)][:_ASKED_AT_ONCE]
+        if missing:
+            self._asked_last = missing[-1]
+        sends: list[Send] = []
+        for rank in missing:
+            parts = current.values.get(rank)
+            sends.append(Send(rank, (PeerMessage.WANT, current.number, None if parts is None else parts.missing)))
+        return sends
 
     def _asked(self, n: int, rank: int, missing: dict[Any, Any] | None) -> list[Send]:
-        if self.failure is not None:
-            return [Send(rank, (PeerMessage.FAIL, n, self.failure))]
+        if self._failed is not None and n >= self._failed[0]:
+            return [Send(rank, (PeerMessage.FAIL, n, self._failed[1]))]
         kept = self._kept
         completed = kept.number if kept is not None else 0
         if kept is not None and n == completed:
@@ -337,6 +420,22 @@ class CollectivesCore:
 
 _ITEM_BYTES: Final = 24
 """Maximum overhead of an item of RESULT, in addition to its bytes."""
+
+
+def _without_calling(rank: int, how: str, current: CollectiveRound) -> str:
+    called = _call(current.kind, current.root)
+    return f"rank {rank} {how} without calling {called}: all members must make the same calls"
+
+
+def answer_of_ended(message: object, rank: int, number: int, how: str) -> list[Send]:
+    """What a member answers whose task of that run has ended, after `number` collectives, and which has no session (any
+    more)."""
+    match message:
+        case [PeerMessage.WANT, int(n), _] if rank != HUB and n > number:
+            return [Send(TO_HUBS_SESSION, (PeerMessage.LEFT, number, rank, how))]
+        case [PeerMessage.GIVE | PeerMessage.ASK, int(n), int(who), *_] if rank == HUB and n > number and who > HUB:
+            return [Send(who, (PeerMessage.LEFT, number, HUB, how))]
+    return []
 
 
 def _call(kind: Collective, root: int) -> str:

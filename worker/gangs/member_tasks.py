@@ -392,12 +392,14 @@ class MemberTasks:
         if timed is not None:
             timer, run = timed
             timer.ended(run, self._loop.time())
-        gang, talks = gang_of(context), self._talks.get(lease.token)
-        if gang is not None and talks is not None and talks[0] == gang.generation:
-            talks[1].task_ended(gang.run)
+        gang = gang_of(context)
+        error = outcome.error
+        if gang is not None and gang.run and (error is None or error.may_have_started):
+            talks = self._sessions(gang, lease)
+            if talks is not None:
+                talks.task_ended(gang.run, "returned" if error is None else "failed")
         if self.hooks is not None:
             self.hooks.tasks_ended()
-        error = outcome.error
         if isinstance(error, TaskCrashed) and error.may_have_started:
             member = self._core.gangs.member_of(lease)
             if member is not None and gang is not None:
@@ -503,7 +505,19 @@ class MemberTasks:
                 f"gang {facts.id} has a new generation, {current.generation}: see current_task().gang.latest",
                 details={"generation": current.generation},
             )
-        token = here.lease.token
+        return self._made(facts, here.lease.token).session(facts.run)
+
+    def _sessions(self, gang: GangContext, lease: GrantedLease) -> CollectiveSessions | None:
+        """Those of the member whose task of that generation has ended, unless the generation is over."""
+        member = self._core.gangs.member_of(lease)
+        if member is None or member.over or member.generation != gang.generation:
+            return None
+        here = member.seats.get(lease.id)
+        if here is None or here.part != 0:
+            return None
+        return self._made(gang, lease.token)
+
+    def _made(self, facts: GangInfo | GangContext, token: str) -> CollectiveSessions:
         if token not in self._talks:
             talks = CollectiveSessions(
                 self._bus,
@@ -515,4 +529,4 @@ class MemberTasks:
                 timer=self.timers.get(token),
             )
             self._talks[token] = (facts.generation, talks)
-        return self._talks[token][1].session(facts.run)
+        return self._talks[token][1]

@@ -16,6 +16,8 @@ from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
 from gangline.worker.gangs.rank_timer import RankTimer
 
+from ...support.rows import in_rows
+
 NAMES = Names("test")
 
 
@@ -238,6 +240,49 @@ async def test_the_hub_still_answers_for_a_while_after_its_task_has_ended():
         assert made[0].session(1) is not talks[0]
         with pytest.raises(ClosedError):
             await talks[0].barrier()
+
+
+@in_rows("who", [0, 1, 2])
+@in_rows("calls", [0, 1])
+@in_rows("before", [True, False])
+async def test_a_member_that_returns_early_is_named_to_all_who_wait_for_it(who: int, calls: int, before: bool):
+    async with members(3) as made:
+        if calls:
+            await on_all(sessions(made), CollectiveSession.barrier)
+        if before:
+            made[who].task_ended(1)
+            await asyncio.sleep(60)
+        others = [made[rank].session(1) for rank in range(3) if rank != who]
+        waiting = [asyncio.ensure_future(talk.all_gather(1)) for talk in others]
+        await asyncio.sleep(0 if before else 60)
+        began = asyncio.get_running_loop().time()
+        if not before:
+            made[who].task_ended(1, "failed")
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began < 1.0
+        verb = "returned" if before else "failed"
+        assert all(isinstance(error, InvalidRequest) for error in errors), errors
+        assert {f"rank {who} {verb} without calling all_gather()" in str(error) for error in errors} == {True}
+
+
+async def test_a_member_that_returns_after_the_last_call_harms_nobody():
+    hub = MemoryServer()
+    async with members(3, hub) as made:
+        talks = sessions(made)
+        hub.partition(talks[2]._bus)
+        late = asyncio.ensure_future(talks[2].all_gather(2))
+        others = [asyncio.ensure_future(talk.all_gather(talk.rank)) for talk in talks[:2]]
+        await asyncio.sleep(1)
+        hub.heal(talks[2]._bus)
+        await others[1]
+        hub.partition(talks[2]._bus)
+        made[0].task_ended(1)
+        made[1].task_ended(1)
+        await asyncio.sleep(1)
+        hub.heal(talks[2]._bus)
+        assert await late == [0, 1, 2]
+        with pytest.raises(InvalidRequest, match="returned without calling barrier"):
+            await talks[2].barrier()
 
 
 async def test_run_zero_stays_as_long_as_the_member():

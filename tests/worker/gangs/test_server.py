@@ -299,6 +299,18 @@ async def test_members_meet_and_gather(rig: Rig):
 
 
 @on_rig()
+async def test_a_rank_that_returns_without_a_call_is_named_to_those_who_wait_in_it(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        seats = await own.leader.gang(ranks=3)
+        own.hand.send(*(task(seat.rank, "meet", token=seat.token, meta={"run": 1}) for seat in seats[1:]))
+        await own.hand.quiet(5.0)
+        own.hand.send(task(0, "look", token=seats[0].token, meta={"run": 1}))
+        for seat in seats[1:]:
+            answer = await own.hand.answer(seat.rank, within_s=1.0)
+            assert answer[0] == ERROR and "rank 0 returned without calling barrier()" in answer[3]
+
+
+@on_rig()
 async def test_who_waits_for_the_others_is_woken_by_a_teardown(rig: Rig):
     async with Own(rig, seeing_pool([])) as own:
         first, _ = await own.leader.gang(ranks=2)

@@ -37,6 +37,6 @@ USER gangline
 # SIGTERM drains a worker: it finishes its tasks. A second SIGTERM stops it at once.
 STOPSIGNAL SIGTERM
 # Checks that the process answers over NATS; for services, not for one-off commands.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["gangline", "health"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["gangline", "health"]
 ENTRYPOINT ["gangline"]
 CMD ["--help"]

@@ -131,10 +131,42 @@ class ProbeServer:
                 return 404, _TEXT, b"there are /livez, /readyz and /metrics\n"
 
 
+_MOST_CLIENTS: Final = 16
+"""So many are answered at a time; more are disconnected."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     probes: ProbeServer
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._clients.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._clients.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._clients.release()
+
+    def takes(self, host: str) -> bool:
+        """Whether it answers requests with this header. On a loopback address, other names than those of this machine
+        are those of a web page that somebody here has open (DNS rebinding)."""
+        if not self.server_address[0].startswith("127."):
+            return True
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        return name in ("", "localhost", "[::1]") or name.replace(".", "").isdecimal()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no event."""
@@ -147,7 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        status, kind, body = self.server.probes.answer(self.path)
+        if self.server.takes(self.headers.get("Host", "")):
+            status, kind, body = self.server.probes.answer(self.path)
+        else:
+            status, kind, body = 421, _TEXT, b"ask 127.0.0.1 or localhost\n"
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -100,6 +102,35 @@ def test_a_worker_that_drains_is_live_and_not_ready(commands):
 def test_a_port_that_nothing_answers_is_not_ready(commands):
     done = commands.run("health", "--port", "1")
     assert done.returncode == 3 and "--health-port" in done.stderr
+
+
+PROBE = """
+import sys
+from gangline.cli import main
+try:
+    main()
+except SystemExit as done:
+    print(done.code, file=sys.stderr)
+print(*sorted(sys.modules), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("arguments", [("--port", "{port}"), ("--port={port}",), ()])
+def test_a_probe_imports_nothing_but_sockets(arguments):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        given = [each.format(port=port) for each in arguments]
+        environment = {"GANGLINE_HEALTH_PORT": port, "PATH": ""}
+        code = [sys.executable, "-c", PROBE, "health", *given]
+        with subprocess.Popen(code, env=environment, stdout=-1, stderr=-1, text=True) as probe:
+            link, _ = server.accept()
+            with link:
+                assert link.recv(1000).startswith(b"GET /readyz HTTP/1.0\r\n")
+                link.sendall(b"HTTP/1.0 503 no\r\n\r\nnot \x1b[2J\nyet\n")
+            out, err = probe.communicate(timeout=PATIENCE_S)
+    assert err == "gangline: not ready: not ?[2J; yet\n3\n"
+    heavy = {"click", "asyncio", "rich", "pydantic", "nats", "ssl", "http.client", "gangline.schemas.names", "json"}
+    assert not heavy & set(out.split())
 
 
 def test_a_process_is_found_by_its_id(commands):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
+import threading
 
 import pytest
 
 from gangline.runtime.probes import LIVE_S, ProbeServer
 from gangline.schemas.errors.base import InvalidSettings
+
+from ..waiting import until
 
 pytestmark = pytest.mark.server  # on real time
 
@@ -105,5 +108,47 @@ async def test_a_client_that_sends_rubbish_or_nothing_blocks_nobody():
                 assert rude.recv(1000)
             assert (await told(server, "/livez"))[0] == 200
             silent.sendall(b"G")
+    finally:
+        server.stop()
+
+
+async def test_clients_that_send_nothing_take_a_bounded_number_of_threads():
+    server = ProbeServer("127.0.0.1", 0, ready=lambda: ())
+    server.start()
+    threads = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    try:
+        with pytest.raises((OSError, http.client.HTTPException)):
+            await told(server, "/livez")
+        assert threading.active_count() <= threads + 20
+        for each in idle:
+            each.close()
+        await until(lambda: _answers(server), "they are gone")
+    finally:
+        server.stop()
+
+
+async def _answers(server: ProbeServer) -> bool:
+    try:
+        return (await told(server, "/livez"))[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1:4281", 200), ("localhost", 200), ("[::1]:4281", 200), ("evil.example:4281", 421), ("1.evil", 421)],
+)
+async def test_a_web_page_elsewhere_reads_nothing_by_a_name_that_leads_here(host, status):
+    server = ProbeServer("127.0.0.1", 0, ready=lambda: ())
+    server.start()
+
+    def asked() -> int:
+        link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        link.request("GET", "/metrics?", headers={"Host": host})
+        return link.getresponse().status
+
+    try:
+        assert await asyncio.to_thread(asked) == (status if status != 200 else 501)
     finally:
         server.stop()

@@ -7,12 +7,18 @@ Exit codes: 0 done; 1 the task or the operation failed; 2 the request itself is 
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
+        if sys.argv[1:2] == ["health"]:
+            from .serving import probe
+
+            if (code := probe.main(sys.argv[2:], os.environ)) is not None:
+                raise SystemExit(code)
         # Do not import anything heavy on the way to `--help`: see app.py.
         from .app import gangline
 

@@ -72,17 +72,13 @@ def _ask_port(port: int, timeout_s: float) -> str:
     Raises:
         Unavailable: it is not ready, or nothing answers.
     """
-    from http.client import HTTPException
-
-    from ....runtime.probes import ask_probe
     from ....schemas.errors.base import Unavailable
+    from ...serving.probe import NotReady, ask_readiness
 
     try:
-        status, text = ask_probe(port, "/readyz", timeout_s=timeout_s, most=10_000)
-    except (OSError, HTTPException) as error:
-        raise Unavailable(f"nothing answers on port {port}: was it started with --health-port? ({error})") from error
-    if status != 200:
-        raise Unavailable(f"not ready: {'; '.join(text.strip().splitlines())}")
+        ask_readiness(port, timeout_s)
+    except NotReady as error:
+        raise Unavailable(str(error)) from error
     return "ready"
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-FIRST_PAUSE_S: Final = 1.0
+FIRST_PAUSE_S: Final = 5.0
+"""Longer than it takes until a second message to the subject tells its sender about the refusal of the first."""
+FIRST_LOST_PAUSE_S: Final = 1.0
 LOST_PAUSE_S: Final = 4.0
 """Longest pause for a lost right."""
 LONGEST_PAUSE_S: Final = 60.0
@@ -72,9 +74,8 @@ class RefusalTable:
         if len(self._refusals) >= MAX_REFUSALS:
             del self._refusals[next(iter(self._refusals))]
         loud = sum(refusal.loud for refusal in self._refusals.values()) < MAX_REPORTED
-        refusal = Refusal(
-            right=right, subject=subject, lost=lost, loud=loud, pause_s=FIRST_PAUSE_S, again_at=now + FIRST_PAUSE_S
-        )
+        pause_s = FIRST_LOST_PAUSE_S if lost else FIRST_PAUSE_S
+        refusal = Refusal(right=right, subject=subject, lost=lost, loud=loud, pause_s=pause_s, again_at=now + pause_s)
         self._refusals[right, subject] = refusal
         return refusal
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from gangline.bus.nats_client.refusals_core import (
+    FIRST_LOST_PAUSE_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     LOST_PAUSE_S,
@@ -24,7 +25,7 @@ def test_pauses_grow_to_a_bound_that_is_shorter_for_what_worked_before():
             table.begin([refusal])
             assert table.refused(Right.SUBSCRIBE, "a", now, lost=True) is None  # reported once
             assert table.confirm([refusal]) == []
-        assert pauses[0] == FIRST_PAUSE_S
+        assert pauses[0] == (FIRST_LOST_PAUSE_S if lost else FIRST_PAUSE_S)
         assert pauses == sorted(pauses)
         assert pauses[-1] == bound_s
 
@@ -34,7 +35,7 @@ def test_many_answers_to_messages_sent_before_the_first_refusal_came_are_one_ref
     refusal = table.refused(Right.PUBLISH, "a", 0.0, lost=True)
     for _ in range(100):
         table.refused(Right.PUBLISH, "a", 0.5, lost=True)
-    assert refusal.again_at == FIRST_PAUSE_S
+    assert refusal.again_at == FIRST_LOST_PAUSE_S
     table.begin([refusal])
     assert table.confirm([refusal]) == [refusal]
     assert table.confirm([refusal]) == []

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from ..schemas.text import printable
+from .exceptions import MAX_TEXT_CHARS, cut, traceback_text
 
 ROOT: Final = "gangline"
 """Parent of all loggers of this package."""
@@ -116,16 +117,22 @@ def action_of(record: logging.LogRecord) -> str:
 
 
 def ids_of(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
-    """The fields that were passed as `extra`, without `action`."""
+    """The fields that were passed as `extra`, without `action`. Long texts are cut."""
     for name, value in record.__dict__.items():
         if name not in RECORD_FIELDS and name != "action":
-            yield name, value
+            yield name, cut(value) if type(value) is str and len(value) > MAX_TEXT_CHARS else value
+
+
+def _message(record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    return cut(text) if len(text) > MAX_TEXT_CHARS else text
 
 
 class _Formatter(logging.Formatter):
     def _traceback(self, record: logging.LogRecord) -> str:
         """Empty without one. A line from a child process has it as text."""
-        return self.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+        error = record.exc_info[1] if record.exc_info else None
+        return (traceback_text(error) if error is not None else cut(record.exc_text or "")).rstrip("\n")
 
 
 class JsonFormatter(_Formatter):
@@ -136,7 +143,7 @@ class JsonFormatter(_Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "action": action_of(record),
-            "message": record.getMessage(),
+            "message": _message(record),
             "logger": record.name,
         }
         for name, value in ids_of(record):
@@ -161,7 +168,7 @@ class HumanFormatter(_Formatter):
         moment = datetime.fromtimestamp(record.created).astimezone()
         clock = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
         ids = " ".join(f"{name}={value}" for name, value in ids_of(record))
-        line = f"{clock} {record.levelname:<7}  {action_of(record)}  {record.getMessage()}"
+        line = f"{clock} {record.levelname:<7}  {action_of(record)}  {_message(record)}"
         if ids:
             line = f"{line}  {ids}"
         line = line.translate(_ESCAPES)

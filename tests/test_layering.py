@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("catalogue", "permissions", "messages", "records", "handles", "wire", "names"),
         *("schedules", "errors", "deadline", "limits", "text"),
     ),
-    "telemetry": ("setup", "metrics", "tracing", "logs"),
+    "telemetry": ("setup", "metrics", "tracing", "logs", "exceptions"),
     "runtime": (
         *("lifecycle", "probes", "service_manager", "loop_thread", "failure_detector", "tasks", "timers", "rate"),
         *("hooks", "tracebacks", "state_machine", "clock"),

@@ -17,6 +17,7 @@ from ...schemas.errors.base import GangEnded, GangFailed, GanglineError, StaleGe
 from ...schemas.messages.gangs import FormRequest, MemberCause
 from ...schemas.messages.operations import RankTimes
 from ...schemas.names import Names
+from ...telemetry.exceptions import error_text
 from ...telemetry.logs import Log
 from ..context.task_context import (
     Collectives,
@@ -164,7 +165,7 @@ class GangLifecycleHooks:
             start.ready.cancel()
             raise
         except Exception as error:
-            detail = f"{type(error).__name__}: {error}"
+            detail = f"{type(error).__name__}: {error_text(error, 2_000)}"
             self._log.exception(
                 "rank %d of gang %s did not start", seat.rank, form.gang,
                 extra={"action": "gang.start_failed", "gang": form.gang, "rank": seat.rank},

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ...runtime.hooks import CANCEL_S, call, check_hook, look_at, name_of, stop
 from ...schemas.errors.base import InvalidSettings
 from ...schemas.text import count_of
+from ...telemetry.exceptions import error_text
 from ...telemetry.logs import Log
 
 MAX_S: Final = 86_400.0
@@ -61,7 +62,7 @@ class Probe:
             if await self._ask() is False:
                 raise RuntimeError("it returned False")
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error_text(error, 2_000)}"
             if isinstance(error, TimeoutError):
                 why = f"no answer within {check.timeout_s:g} s"
             self._log.warning(

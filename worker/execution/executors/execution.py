@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import traceback
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,6 +19,7 @@ from ....schemas.errors.base import (
 )
 from ....schemas.text import plain
 from ....schemas.wire import codec
+from ....telemetry.exceptions import CUT, error_text, traceback_text
 from ....telemetry.logs import logger_for
 from ...context.lifespans import HookLimits, Lifespans
 from ...context.task_context import TaskContext, end, stop
@@ -53,9 +53,6 @@ class CollectedStream:
 
 _EXECUTORS = str(__package__)
 
-MAX_TRACEBACK_CHARS = 16_384
-"""The middle of a longer traceback is cut out."""
-
 
 def failure_of(
     error: BaseException, reason: GanglineError | None, task: DeclaredTask, *, with_traceback: bool = True
@@ -79,19 +76,23 @@ def failure_of(
     if isinstance(error, asyncio.CancelledError):
         return TaskCancelled(f"{where} cancelled itself")
     kind = type(error).__qualname__
-    text = _text_of(error)
+    text = error_text(error)
+    began = _users_part(error.__traceback__)
+    trace = traceback_text(error, began)
     details: dict[str, object] = {"type": kind, "message": text}
     if not may_retry(error, task.policy):
         details["non_retryable"] = True
     if with_traceback:
-        details["traceback"] = _traceback_of(error)
+        details["traceback"] = trace
     failed = TaskFailed(f"{where} raised {kind}: {text}" if text else f"{where} raised {kind}", details=details)
-    failed.__cause__ = BaseException.with_traceback(error, _users_part(error.__traceback__))
+    # Whoever logs a cause formats all of it.
+    whole = BaseException.with_traceback(error, began)
+    failed.__cause__ = RaisedElsewhere(trace) if CUT in trace or CUT in text else whole
     return failed
 
 
-class ChildTraceback(Exception):
-    """The traceback of what a task raised in a child process, as text."""
+class RaisedElsewhere(Exception):
+    """The traceback, as text, of what a task raised in a child process, or of what is too large to be logged whole."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"
@@ -108,31 +109,10 @@ def failure_from_child(error: GanglineError, *, with_traceback: bool) -> Ganglin
     """
     if isinstance(error, TaskFailed) and error.remote_traceback:
         details = dict(error.details)
-        cause = ChildTraceback(details.pop("traceback"))
+        cause = RaisedElsewhere(details.pop("traceback"))
         error = error if with_traceback else TaskFailed(error.message, details=details)
         error.__cause__ = cause
     return error
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str(error)
-        text.encode()
-    except Exception:  # a user's __str__ may do anything
-        return ""
-    return text if len(text) <= MAX_TRACEBACK_CHARS else text[:MAX_TRACEBACK_CHARS] + "..."
-
-
-def _traceback_of(error: BaseException) -> str:
-    try:
-        text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__)))
-        text = text.encode("utf-8", "backslashreplace").decode()
-    except Exception:  # the same
-        return ""
-    if len(text) > MAX_TRACEBACK_CHARS:
-        half = MAX_TRACEBACK_CHARS // 2
-        text = f"{text[:half]}\n... cut ...\n{text[-half:]}"
-    return text
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from .....schemas.errors.base import GanglineError
 from .....schemas.handles import TASKS_ATTRIBUTE
+from .....telemetry.exceptions import error_text, traceback_text
 from .....telemetry.logs import RECORD_FIELDS
 from .....telemetry.tracing import tracer
 from ....context.lifespans import HookLimits, Lifespans
@@ -92,7 +93,11 @@ class _Child:
             scope = Lifespans(pool, lambda ids: self._send(ToWorker.MODELS, ids), limits=limits)
             self._loop.run_until_complete(scope.open())
         except BaseException as error:
-            text = str(error) if isinstance(error, GanglineError) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, GanglineError)
+                else f"{type(error).__name__}: {error_text(error, 2_000)}"
+            )
             logging.getLogger("gangline.worker").exception(
                 "a child process could not start", extra={"action": "child_broken", "pool": opening.pool}
             )
@@ -233,8 +238,8 @@ class _Forward(logging.Handler):
                 "lineno": record.lineno,
                 "funcName": record.funcName,
             }
-            if record.exc_info:
-                fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
+            if record.exc_info and record.exc_info[1] is not None:
+                fields["exc_text"] = traceback_text(record.exc_info[1])
             for key, value in record.__dict__.items():
                 if key not in RECORD_FIELDS:
                     fields[key] = value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

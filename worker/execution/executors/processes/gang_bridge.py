@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .....schemas.errors.base import GanglineError, error_from_wire
+from .....telemetry.exceptions import error_text
 from ....context.task_context import GangBinding, GangContext, GangInfo, TaskContext, gang_of, link
 from .protocol import GangAnswer, GangCall
 
@@ -102,6 +103,6 @@ async def answer_child(gang: GangContext | None, number: int, what: str, value: 
     except GanglineError as error:
         return GangAnswer(number=number, error=(error.code, error.message, error.details, error.may_have_started))
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error_text(error, 2_000)}"
         return GangAnswer(number=number, error=(GanglineError.code, text, None, False))
     return GangAnswer(number=number, value=result)

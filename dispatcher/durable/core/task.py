@@ -266,6 +266,8 @@ class QueueState:
         self.totals: Counter[str] = Counter()
         """Counts since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
         self.out: list[Effect] = []
+        self.refused: list[Effect] = []
+        """Those that store refused tasks: carried out last."""
         self.held: list[Effect] = []
         """Effects that wait until the queue is certainly ours."""
 

@@ -559,8 +559,10 @@ class QueueCore:
         if not later:
             task.pool = self._scheduler.pools.add(pool or worker.partition(".")[0]).name
             self._scheduler.begin(task)
-        self._state.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker))
-        self._scheduler.set_timeout(task)  # an upper bound: its worker knows since when it runs
+        limit_s = self._scheduler.set_timeout(task)  # an upper bound: its worker knows since when it runs
+        self._state.out.append(
+            ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker, timeout_s=limit_s)
+        )
         if task.doom is not None or task.found:
             self.stop(task, task.doom or StopReason.CANCELLED)
 

@@ -255,6 +255,11 @@ def job_of_tenant(job: str, endpoint: str, tenant: str) -> str:
     return f"{endpoint}.{name}"
 
 
+def belongs_to(job: str, tenant: str) -> bool:
+    """Whether an id is one of that tenant's, as `job_of_tenant` makes them."""
+    return job.rpartition(".")[2].startswith(_marks_of(tenant))
+
+
 @functools.lru_cache(maxsize=1024)  # every task of a tenant has such an id
 def _marks_of(tenant: str) -> tuple[str, str]:
     """How names of its jobs begin, and how those begin that would be too long so."""

@@ -23,6 +23,7 @@ they show: a time that is skipped does not come on that day, and one that is rep
 
 from __future__ import annotations
 
+import itertools
 import re
 import zoneinfo
 from dataclasses import dataclass
@@ -94,6 +95,20 @@ class CronSchedule:
     @property
     def once(self) -> bool:
         return self.at is not None
+
+    @property
+    def shortest_s(self) -> float:
+        """No two runs are closer than that, except where clocks change."""
+        if self.every_s is not None:
+            return self.every_s
+        if self.cron is None:
+            return float("inf")
+        for values, unit_s, count in zip(self.cron, (1.0, 60.0, 3600.0), (60, 60, 24), strict=False):
+            if len(values) > 1:
+                ordered = sorted(values)
+                gaps = [later - earlier for earlier, later in itertools.pairwise((*ordered, ordered[0] + count))]
+                return min(gaps) * unit_s
+        return 86_400.0
 
     def next(self, after: float) -> float | None:
         """The first time after `after`, both in Unix time; None: not within five years. An `@at` in the past is due at

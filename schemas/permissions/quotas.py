@@ -14,7 +14,12 @@ from ..text import parse_yes_no
 
 ACCOUNT_KEY: Final = "account"
 """Given like a quota: the public key of a tenant's account."""
-_BOUNDS: Final = {"gangs_waiting": (1, 1_000_000), "priority": (-1_000_000, 1_000_000), "weight": (0.001, 1000)}
+_BOUNDS: Final = {
+    "gangs_waiting": (1, 1_000_000),
+    "priority": (-1_000_000, 1_000_000),
+    "schedule_every_s": (1.0, 31_536_000.0),
+    "weight": (0.001, 1000),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,14 @@ class Quota:
     """Submitted tasks of one endpoint that have not ended, delayed ones apart; more are refused. At least 0."""
     queued_bytes: int | None = None
     """Bytes that dispatchers keep for these tasks; more are refused. At least 0."""
+    schedules: int | None = 100
+    """Recurring schedules of one endpoint; more are refused. At least 0."""
+    schedule_every_s: float = 1.0
+    """Shortest time between two runs of a schedule; one that runs more often is refused. 1 to a year."""
+    delayed_tasks: int | None = 10_000
+    """Submitted tasks of one endpoint that wait for their time; more are refused. At least 0."""
+    delayed_bytes: int | None = 64 * 1024 * 1024
+    """Bytes of these tasks and of its schedules there; more are refused. At least 0."""
     endpoints: int | None = 100
     """Endpoints to which it submits that have neither a pool nor a standing set nor a route. At least 0."""
     priority: int = 0
@@ -141,6 +154,10 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "slots": (int, "8"),
     "queued_tasks": (int, "1000"),
     "queued_bytes": (int, "10000000"),
+    "schedules": (int, "20"),
+    "schedule_every_s": (float, "60"),
+    "delayed_tasks": (int, "1000"),
+    "delayed_bytes": (int, "10000000"),
     "endpoints": (int, "20"),
     "pools": (_pools, "train,eval"),
     "priority": (int, "10"),

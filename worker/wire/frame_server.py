@@ -570,7 +570,7 @@ class FrameServer:
     def _cancel(self, sender: RouterHistory, frame: Frame, now: float) -> None:
         record = self._core.withdraw(sender, frame[1], now)
         if record is not None and isinstance(record.handle, TaskRun):
-            record.handle.cancel(TaskCancelled("the caller cancelled the task"))
+            record.handle.cancel(TaskCancelled("the caller cancelled the task", details={"by": "caller"}))
 
     def _begin(self, sender: RouterHistory, frame: Frame) -> None:
         record = sender.running.get(frame[1])

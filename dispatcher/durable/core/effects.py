@@ -100,6 +100,8 @@ class ReattachAttempt:
     attempt: int
     worker: str
     """`<pool>.<worker>`"""
+    timeout_s: float | None = None
+    """How long this attempt may run."""
 
 
 @dataclass(slots=True, kw_only=True)

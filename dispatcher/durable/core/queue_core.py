@@ -4,7 +4,7 @@ Laws, asserted by `check`, by the model of the tests and by the simulations:
 
 1. *One end.* Every message that arrived ends exactly once: done, dead, cancelled, returned to the server until its
    time, or as a repeat of a job that is in the queue or had ended before. It is acknowledged only after the server has
-   stored that end.
+   stored that end; but of the runs of schedules that quotas refuse, most are only counted (see tenants).
 2. *No twin.* A task is never started while an attempt of it runs, as far as any live process knows: not before
    `Recovered`, and not before the AttemptEnded of the last attempt.
 3. *Counted.* Attempts grow by one with each start. A failure is stored before the wait for the next attempt starts, so
@@ -23,6 +23,7 @@ Laws, asserted by `check`, by the model of the tests and by the simulations:
 9. *In time.* Nothing is started after its deadline, nor with less time left than its method usually needs; running
    tasks are told to stop.
 10. *Quotas.* No task is accepted above its tenant's quotas (see tenants); one that is not accepted is dead, `refused`.
+   Tasks that are refused are stored after those that start.
 11. *Turns.* While several tenants have startable tasks for one pool, they take turns there: none gets more slots than
    another, divided by their weights, than one task of each needs. The same holds for the starts under a limit that a
    method declares; and if the route limits how many tasks run or start, for all pools together. A tenant that had no
@@ -50,7 +51,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, assert_never
 
-from ....schemas.errors.base import DeadlineExceeded, GanglineError, InvalidSchedule, NoWorkers, Saturated
+from ....schemas.errors.base import (
+    DeadlineExceeded,
+    GanglineError,
+    InvalidSchedule,
+    NoWorkers,
+    QuotaExceeded,
+    Saturated,
+)
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason, JobState
@@ -180,6 +188,9 @@ class QueueCore:
         self._pull()
         scheduler.wake()
         out, queue.out = queue.out, []
+        if queue.refused:
+            out += queue.refused
+            queue.refused = []
         return out
 
     def _pull(self) -> None:
@@ -501,10 +512,18 @@ class QueueCore:
         if self._state.open and not task.accepted and not task.begun:
             error = self._tenants.refusal(task)
             if error is not None:
-                self._drop(task, DeadReason.REFUSED, error)
+                self._refuse(task, error)
                 return False
         self._tenants.accept(task)
         return True
+
+    def _refuse(self, task: Task, error: GanglineError) -> None:
+        letter = self._tenants.letter(task, error, self._state.now)
+        if letter is not None or task.step not in (TaskStep.NEW, TaskStep.LOOKING) or task.tried:
+            self._drop(task, DeadReason.REFUSED, letter or error)
+        else:
+            task.reason, task.error = DeadReason.REFUSED.value, error
+            self._settled(task, JobState.DEAD)
 
     # -- schedules ---------------------------------------------------------------------------------------------------
 
@@ -545,8 +564,10 @@ class QueueCore:
         if not later:
             task.pool = self._scheduler.pools.add(pool or worker.partition(".")[0]).name
             self._scheduler.begin(task)
-        self._state.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker))
-        self._scheduler.set_timeout(task)  # an upper bound: its worker knows since when it runs
+        limit_s = self._scheduler.set_timeout(task)  # an upper bound: its worker knows since when it runs
+        self._state.out.append(
+            ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker, timeout_s=limit_s)
+        )
         if task.doom is not None or task.found:
             self.stop(task, task.doom or StopReason.CANCELLED)
 
@@ -776,19 +797,21 @@ class QueueCore:
             return
         queue.agenda.forget(task.seq)
         queue.move(task, step)
-        queue.settle(
-            Persist(
-                seq=task.seq,
-                job=task.job,
-                kind=RecordKind.RESULT if reason is None else RecordKind.DEAD_LETTER,
-                attempts=task.attempts,
-                state=state,
-                reason=reason,
-                error=error,
-                started_at=task.started_at,
-                result_ttl_s=ttl_s,
-            )
+        persist = Persist(
+            seq=task.seq,
+            job=task.job,
+            kind=RecordKind.RESULT if reason is None else RecordKind.DEAD_LETTER,
+            attempts=task.attempts,
+            state=state,
+            reason=reason,
+            error=error,
+            started_at=task.started_at,
+            result_ttl_s=ttl_s,
         )
+        if reason is DeadReason.REFUSED and queue.sure:
+            queue.refused.append(persist)
+        else:
+            queue.settle(persist)
 
     def persisted(self, event: on.Persisted) -> None:
         task, kind = self._state.tasks.get(event.seq), event.kind
@@ -801,8 +824,7 @@ class QueueCore:
         elif kind is RecordKind.TRY:
             self._go_on(task)
         elif event.error is not None:
-            malformed = isinstance(event.error, InvalidSchedule)
-            self._bury(task, DeadReason.MALFORMED if malformed else DeadReason.IMPOSSIBLE, event.error)
+            self._bury(task, _why_not_scheduled(event.error), event.error)
         elif kind is RecordKind.SCHEDULE and task.doom is StopReason.CANCELLED:
             self._store(task, JobState.CANCELLED)  # the requester removes the schedule if it repeats
         else:
@@ -829,6 +851,12 @@ class QueueCore:
         told = queue.tell(task, end, task.error) if task.submission.events and end is not None and end.final else ()
         queue.settle(Ack(seq=task.seq, job=task.job, tried=task.tried, end=end), *told)
         self._scheduler.dismiss(task)
+
+
+def _why_not_scheduled(error: GanglineError) -> DeadReason:
+    if isinstance(error, InvalidSchedule):
+        return DeadReason.MALFORMED
+    return DeadReason.REFUSED if isinstance(error, QuotaExceeded) else DeadReason.IMPOSSIBLE
 
 
 HANDLERS: Final[dict[type[on.AnyEvent], Callable[[QueueCore, Any], None]]] = {

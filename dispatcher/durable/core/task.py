@@ -268,6 +268,8 @@ class QueueState:
         self.usual = UsualDurations()
         """How long attempts usually take, by method."""
         self.out: list[Effect] = []
+        self.refused: list[Effect] = []
+        """Those that store refused tasks: carried out last."""
         self.held: list[Effect] = []
         """Effects that wait until the queue is certainly ours."""
 

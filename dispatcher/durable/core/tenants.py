@@ -5,18 +5,25 @@ Laws:
 1. Only tasks that have not been started are refused.
 2. Only older tasks of the same tenant count against a task, so that none is refused for what was submitted after it,
    whichever dispatcher has the queue.
-3. A task counts from when it is accepted, or found to run, until its end is about to be stored.
+3. Of the runs of schedules that are refused, nobody waits for one: for those of one method of a tenant, one is dead
+   each second, and says how many others were refused since the last.
+4. A task counts from when it is accepted, or found to run, until its end is about to be stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from ....schemas.errors.base import GanglineError, NotEntitled
 from ....schemas.permissions.quotas import Quotas, exceeded
-from ....schemas.text import count_of
+from ....schemas.schedules import parse_schedule
+from ....schemas.text import count_of, plain
 from .task import Task
+
+_LETTER_S: Final = 1.0
+"""Time between dead letters of refused runs of schedules, for each tenant and method."""
 
 
 @dataclass(slots=True)
@@ -37,6 +44,16 @@ class _Accepted:
         return len(older), sum(older)
 
 
+@dataclass(slots=True)
+class _Refused:
+    """Refused runs of schedules, of one method of a tenant."""
+
+    letter_at: float
+    """When the last dead letter was made."""
+    runs: int = 0
+    """How many were refused since then."""
+
+
 class TenantTasks:
     """The tasks of one queue that count for their tenants' quotas."""
 
@@ -44,6 +61,7 @@ class TenantTasks:
         self._endpoint = endpoint
         self._quotas = quotas
         self._accepted: dict[str, _Accepted] = {}
+        self._refused: dict[tuple[str, str], _Refused] = {}
 
     def accept(self, task: Task) -> None:
         """It counts from now on. No-op for tasks of our own account, and those that count already."""
@@ -72,6 +90,15 @@ class TenantTasks:
             return None
         if wanted > quota.priority:
             return _no_right(tenant, "priority", quota.priority, f"priority {wanted}", "ask for less")
+        if task.submission.cron is not None:
+            if quota.schedules == 0:
+                return _no_right(tenant, "schedules", 0, "a schedule", "declare none")
+            shortest_s = parse_schedule(task.submission.cron).shortest_s
+            if shortest_s < quota.schedule_every_s:
+                wants = f"a schedule ({task.submission.cron}) that runs every {plain(shortest_s)} s"
+                return _no_right(tenant, "schedule_every_s", quota.schedule_every_s, wants, "let it run less often")
+        elif task.submission.schedule is not None and quota.schedules == 0:
+            return _no_right(tenant, "schedules", 0, "a run of a schedule", "declare none")
         if quota.queued_tasks == 0:
             return _no_right(tenant, "queued_tasks", 0, "a submitted task", "submit none")
         if quota.queued_bytes is not None and task.size > quota.queued_bytes:
@@ -102,6 +129,25 @@ class TenantTasks:
                 return exceeded(tenant, name, limit, has, what, advice)
         return None
 
+    def letter(self, task: Task, error: GanglineError, now: float) -> GanglineError | None:
+        """The error of the dead letter of a refused task; None: it gets none, and is counted for the next one."""
+        if task.submission.schedule is None:
+            return error
+        which = (task.submission.tenant, task.submission.method)
+        refused = self._refused.get(which)
+        if refused is not None and now < refused.letter_at + _LETTER_S:
+            refused.runs += 1
+            return None
+        self._refused[which] = _Refused(now)
+        if refused is None or not refused.runs:
+            return error
+        more = f"{refused.runs} other {'run' if refused.runs == 1 else 'runs'} of schedules"
+        return type(error)(
+            f"{error.message} ({more} of {self._endpoint}.{task.submission.method} were refused since the last dead "
+            "letter, and have none)",
+            details={**error.details, "runs": refused.runs},
+        )
+
     def check(self, tasks: Iterable[Task]) -> None:
         """Raises:
         AssertionError: something is miscounted.
@@ -116,7 +162,7 @@ class TenantTasks:
             assert found.newest >= max(found.sizes), "an accepted task is newer than the newest"
 
 
-def _no_right(tenant: str, quota: str, limit: int, wants: str, instead: str) -> NotEntitled:
+def _no_right(tenant: str, quota: str, limit: float, wants: str, instead: str) -> NotEntitled:
     return NotEntitled(
         f"tenant {tenant!r} asks for {wants}, and its quota {quota} is {limit}: {instead}, or have an operator raise "
         "the quota",

@@ -355,6 +355,8 @@ class QueuedMessage:
     """Why: a StopReason."""
     timeout_s: float | None = None
     """The `timeout_s` of the current attempt, if it has one that ends before the job's deadline."""
+    attached = False
+    """Whether another dispatcher started the current attempt, and may have stopped it."""
     worker = ""
     """`<pool>.<worker>` of the last attempt."""
     workers: Sequence[str] = ()

@@ -16,8 +16,9 @@ from typing import Final
 from ....bus.port.bus import KvEntry, Stream
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, InvalidSettings
-from ....schemas.names import check_name
+from ....schemas.names import belongs_to, check_name
 from ....schemas.permissions.quotas import exceeded
+from ....schemas.text import count_of
 from ....schemas.wire import headers
 from ...jobs.stored import header_of, split_subject
 from ..workers.context import DispatcherContext
@@ -141,6 +142,7 @@ class EndpointDiscovery:
         try:
             stream = await self._context.streams.schedules()
             subjects = (await stream.state(self._names.schedules)).subjects
+            await self._remove_forbidden(stream, subjects)
             targets = await self._targets(stream, [subject for subject in subjects if not self._owner_of(subject)])
         except GanglineError as error:
             self._log.debug("cannot count delayed tasks: %s", error, extra={"action": "endpoints.delayed"})
@@ -149,6 +151,22 @@ class EndpointDiscovery:
         self._count_delayed_at = now + max(every_s, len(subjects) / _COUNTED_PER_S)
         owners = (self._owner_of(subject) or targets.get(subject) for subject in subjects)
         self.delayed = Counter(owner for owner in owners if owner)
+
+    async def _remove_forbidden(self, stream: Stream, subjects: Collection[str]) -> None:
+        """Remove what tenants have scheduled that may have nothing there, for example because they are gone."""
+        for tenant, quota in self._quotas.named.items():
+            if quota.schedules != 0 or quota.delayed_tasks != 0:
+                continue
+            own = [subject for subject in subjects if belongs_to(self._names.parse_schedule(subject), tenant)]
+            for subject in own:
+                await stream.purge(subject)
+            if own:
+                self._log.warning(
+                    "removed %s of tenant %s, whose quotas schedules and delayed_tasks are 0",
+                    count_of(len(own), "scheduled task"),
+                    tenant,
+                    extra={"action": "schedules.forbidden", "tenant": tenant},
+                )
 
     def _owner_of(self, subject: str) -> str:
         """The endpoint that the id of a delayed task begins with; empty: it has none, as those that were published

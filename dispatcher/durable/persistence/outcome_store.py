@@ -19,7 +19,7 @@ from typing import Final, TypeGuard, assert_never
 from ....bus.port.bus import Bus, Conflict, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
 from ....runtime.tasks import TaskSet
-from ....schemas.errors.base import GanglineError, InvalidSchedule, PayloadTooLarge
+from ....schemas.errors.base import GanglineError, InvalidSchedule, PayloadTooLarge, QuotaExceeded
 from ....schemas.names import Names, job_endpoint
 from ....schemas.records.jobs import JobState, ResultRecord
 from ....schemas.wire import headers
@@ -28,9 +28,10 @@ from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, result_in, until_answered, until_taken
 from ...jobs.stored import BURIED, declared_at_ms, origin_id
 from ..core.effects import LookUpResult, Persist, RecordKind
-from ..messages.entry import QueuedMessage
+from ..messages.entry import QueuedMessage, size_of
 from ..policies.settings import DispatcherSettings
 from . import records
+from .scheduled_tasks import ScheduledTasks
 from .writers import DueCopyRemover, JobEventPublisher, KvWriteBatcher
 
 _LOOKS: Final = 64
@@ -73,6 +74,7 @@ class OutcomeStore:
         due = names.due if not endpoint else names.due_of(names.tasks_of(endpoint))
         self.copies = DueCopyRemover(streams.schedules, due, sure=sure, log=log)
         self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
+        self._scheduled = ScheduledTasks(endpoint, names, settings.quotas)
         self._settings = settings
         self._ambient = ambient
         self._sure = sure
@@ -404,23 +406,36 @@ class OutcomeStore:
             await self._sure()
             if submission.cron is not None and await self._cancelled_before(entry):
                 return
-            _, now_given = schedule()
-            schedules = await self._streams.schedules()
-            if submission.cron is not None:
-                await put_schedule(schedules, self._names, subject, entry.message.data, now_given)
-            else:
-                await schedules.publish(subject, entry.message.data, headers=now_given)
+            schedules, repeats = await self._streams.schedules(), submission.cron is not None
+
+            async def put() -> None:
+                _, now_given = schedule()
+                if repeats:
+                    await put_schedule(schedules, self._names, subject, entry.message.data, now_given)
+                else:
+                    await schedules.publish(subject, entry.message.data, headers=now_given)
+
+            size = size_of(entry.message)
+            await self._scheduled.store(submission.tenant, schedules, subject, size, put, repeats=repeats)
+
+        async def publish_or_refuse() -> QuotaExceeded | None:
+            try:
+                await publish()
+            except QuotaExceeded as error:  # final, unlike other reasons for which something is unavailable
+                return error
+            return None
 
         try:
-            await until_answered("scheduling a task", publish, self._log)
+            refusal = await until_answered("scheduling a task", publish_or_refuse, self._log)
         except PublishRefused as error:
             bad = error.details.get("err_code") == _BAD_PATTERN
             answer(InvalidSchedule(_refused(given)) if bad else error)
         except GanglineError as error:
             answer(error)
         else:
-            await until_taken("looking a result up", lambda: self._settle_cancellation(entry, subject), self._log)
-            answer(None)
+            if refusal is None:
+                await until_taken("looking a result up", lambda: self._settle_cancellation(entry, subject), self._log)
+            answer(refusal)
 
     async def _settle_cancellation(self, entry: QueuedMessage, subject: str) -> None:
         """Remove a schedule that was cancelled meanwhile. Otherwise it is in force, whatever was cancelled before."""

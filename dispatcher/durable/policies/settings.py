@@ -77,7 +77,8 @@ class DispatcherSettings:
     """How long to wait for storage at start, for example during a cluster's election. 0 to 600."""
     quotas: Quotas = field(default_factory=Quotas)
     """What tenants may use; of these, a dispatcher follows `priority`, `queued_tasks`, `queued_bytes` (at most
-    `window_tasks` and `window_bytes`) and `endpoints`. The same for all dispatchers."""
+    `window_tasks` and `window_bytes`), `schedules`, `schedule_every_s`, `delayed_tasks`, `delayed_bytes` and
+    `endpoints`. The same for all dispatchers."""
 
     history: HistorySettings | None = None
     """What to record in the history, and how to create its stream; None: as the environment says, which is to record

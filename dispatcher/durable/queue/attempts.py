@@ -81,18 +81,24 @@ def late_error(entry: QueuedMessage, attempt: int, error: GanglineError) -> Gang
     """The error of an attempt that ended with this one: if its time was over, which of its limits that was. Its worker
     only knows that it was told to stop, or that the time of the request was over."""
     why = entry.why_stopped if entry.stopped == attempt else ""
-    told = isinstance(error, TaskCancelled) and why != ""
+    told = isinstance(error, TaskCancelled) and (why != "" or _stopped_before(entry, error))
     late = isinstance(error, DeadlineExceeded) and "timeout_s" not in error.details
     if not (told or late) or not error.may_have_started or why == StopReason.CANCELLED:
         return error
     assert entry.submission is not None
-    limit_s, details = entry.timeout_s, dict(error.details)
+    limit_s, details = entry.timeout_s, {name: value for name, value in error.details.items() if name != "by"}
     limit = "by its deadline"
     if why == StopReason.TIMED_OUT or (not why and limit_s is not None):
         limit = "within its timeout_s"
         if limit_s is not None:  # else another dispatcher started it
             limit, details = f"{limit} of {plain(limit_s)} s", {**details, "timeout_s": limit_s}
     return DeadlineExceeded(f"{entry.submission.target} did not end {limit}", may_have_started=True, details=details)
+
+
+def _stopped_before(entry: QueuedMessage, error: TaskCancelled) -> bool:
+    """Whether an earlier owner of the queue stopped it because of its `timeout_s`. Had a client cancelled the job, or
+    had its deadline passed, we would have stopped it, too."""
+    return entry.attached and entry.timeout_s is not None and error.details.get("by") == "caller"
 
 
 def _unsent() -> TaskCancelled:
@@ -273,6 +279,7 @@ class AttemptSender(AttemptListener):
         """Wait for the end of an attempt that another dispatcher started."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.workers, entry.started, entry.fence = attach.worker, (), True, 0
+        entry.attached, entry.timeout_s = True, attach.timeout_s
         entry.count_items(known=False)
         attempt, names = self._adopted.get(attach.job, (0, ()))
         if attempt == attach.attempt:

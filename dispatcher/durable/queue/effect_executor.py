@@ -156,7 +156,7 @@ class QueueEffectExecutor:
         context.metrics.started(self._endpoint, effect.pool, waited_s)
         limit_s, deadline_at = effect.timeout_s, effect.deadline_at
         early = limit_s is not None and (deadline_at is None or context.ambient.wall() + limit_s < deadline_at)
-        entry.timeout_s = limit_s if early else None
+        entry.timeout_s, entry.attached = limit_s if early else None, False
         if self._history is not None:
             entry.attempt_at = context.ambient.wall()
         self.sent_attempts.start(entry, effect, self.lessor(effect.pool), self._pool_observer.told_policy)

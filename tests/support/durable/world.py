@@ -470,6 +470,11 @@ class World:
         if effect.end is JobState.DONE and message.submission.result_ttl_s == 0:
             self.ends[effect.job] += 1
             return
+        refused_run = (
+            effect.end is JobState.DEAD and message.submission.tenant and message.submission.schedule is not None
+        )
+        if refused_run and effect.job not in self.results:
+            return
         assert effect.job in self.results or scheduled or others, f"law 1: {effect} before its end is stored"
         if others and effect.job not in self.results and not scheduled:
             self.repeats += 1

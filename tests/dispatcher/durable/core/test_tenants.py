@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gangline.dispatcher.durable.core import events as on
+from gangline.dispatcher.durable.core.effects import Persist, StartAttempt
+from gangline.dispatcher.durable.core.queue_core import QueueCore
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import InvalidSettings, TaskFailed
+from gangline.schemas.messages.submission import Submission
 from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.jobs import JobState
 
@@ -149,3 +153,54 @@ def test_a_delayed_task_counts_when_its_time_has_come():
 def test_a_quota_above_what_a_dispatcher_reads_ahead_is_refused_with_what_to_do(quota):
     with pytest.raises(InvalidSettings, match=r"raise window_(tasks|bytes)"):
         DispatcherSettings(quotas=parse_quotas([quota]))
+
+
+def test_of_refused_runs_of_schedules_one_a_second_is_dead_and_counts_the_others():
+    world = world_with("lab:queued_tasks=1")
+    world.arrive("first", tenant=LAB)
+    for number in range(50):
+        world.arrive(f"r{number}", tenant=LAB, schedule="e.s")
+    world.flush()
+    assert world.dead == [("r0", "refused")]
+    assert len(world.acked) == 50
+    world.advance(1.5)
+    seq = world.arrive("later", tenant=LAB, schedule="e.s")
+    error = world.core._state.tasks[seq].error
+    assert error is not None
+    assert (error.code, error.details["runs"]) == ("quota_exceeded", 49) and "49 other runs" in error.message
+    world.arrive("own", tenant=LAB)
+    world.flush()
+    assert world.dead == [("r0", "refused"), ("later", "refused"), ("own", "refused")], "who submitted it waits for it"
+
+
+def test_refused_tasks_are_stored_after_the_start_of_others():
+    core = QueueCore("e", DispatcherSettings(node="n", quotas=parse_quotas(["lab:queued_tasks=1"])))
+    facts = {"now": 1.0, "wall": 1.0, "draw": 0.5}
+
+    def arrived(seq: int, tenant: str) -> on.TaskArrived:
+        submission = Submission("e", "m", f"j{seq}", published_at=1.0, tenant=tenant)
+        return on.TaskArrived(seq=seq, submission=submission, size=1, look=False, attempts=0, not_before=0.0, **facts)
+
+    core.handle(on.QueueTaken(waiting=0, **facts), on.Recovered(**facts), on.SlotsGranted(pool="e", free=(8,), **facts))
+    effects = core.handle(arrived(1, LAB), arrived(2, LAB), arrived(3, "shop"))
+    kinds = [effect for effect in effects if isinstance(effect, (StartAttempt, Persist))]
+    assert [type(effect) for effect in kinds] == [StartAttempt, StartAttempt, Persist]
+
+
+@pytest.mark.parametrize(
+    ("quota", "cron", "name"),
+    [
+        ("lab:schedule_every_s=60", "@every 59s", "schedule_every_s"),
+        ("lab:schedule_every_s=60", "*/30 * * * * *", "schedule_every_s"),
+        ("lab:schedule_every_s=60", "0 * * * * *", ""),
+        ("lab:schedule_every_s=3601", "@hourly", "schedule_every_s"),
+        ("lab:schedules=0", "@daily", "schedules"),
+        ("lab:schedules=1", "@every 1s", ""),
+    ],
+)
+def test_a_schedule_that_its_tenant_may_not_have_is_refused_at_its_declaration(quota, cron, name):
+    world = world_with(quota)
+    seq = world.arrive("a", tenant=LAB, cron=cron)
+    error = world.core._state.tasks[seq].error
+    assert ("" if error is None else error.details["quota"]) == name
+    assert name == "" or error is not None and error.code == "not_entitled"

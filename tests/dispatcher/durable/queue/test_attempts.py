@@ -65,3 +65,15 @@ def test_other_errors_stay_as_they_are(of, error):
 
 def test_a_stop_of_an_earlier_attempt_says_nothing_of_this_one():
     assert late_error(entry(stopped=StopReason.EXPIRED), 3, CANCELLED) is CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "attached", "is_late"), [(1.5, True, True), (None, True, False), (1.5, False, False)]
+)
+def test_a_stop_by_an_earlier_owner_of_the_queue_is_a_timeout(timeout_s, attached, is_late):
+    of, stopped = entry(timeout_s), TaskCancelled("the caller cancelled the task", details={"by": "caller"})
+    of.attached = attached
+    found = late_error(of, 2, stopped)
+    assert isinstance(found, DeadlineExceeded) == is_late
+    assert not is_late or (found.message, found.details) == (TIMEOUT, {"timeout_s": 1.5})
+    assert late_error(of, 2, CANCELLED) is CANCELLED, "its gang or its middleware has cancelled it"

@@ -499,8 +499,7 @@ class Client(Operations):
 
         Args:
             id: `Job.id`; for a task published without the client, its `Gangline-Job`, else its sequence in the stream.
-            endpoint: endpoint of its task, if the id does not begin with it: finds it faster, and is required to find
-                one far down a long queue.
+            endpoint: endpoint of its task, if the id does not begin with it: finds it faster.
 
         Raises:
             InvalidName: the id or the endpoint is invalid.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from ...bus.port.bus import Bus, Message
+from pydantic import BaseModel
+
+from ...bus.port.bus import Bus, Message, StreamMessage
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import CountingResponder, Listening, Responder, listen
 from ...schemas.errors.base import GanglineError, InvalidRequest, NoDispatcher, UnknownJob
@@ -21,6 +23,7 @@ from ...schemas.messages.jobs import (
     CancelRequest,
     DispatcherStats,
     JobInfo,
+    JobObstacle,
     JobRequest,
     JobWhyReply,
     ListReply,
@@ -33,6 +36,7 @@ from ...schemas.names import DispatcherOperation, Names, QueueOperation, job_of_
 from ...schemas.permissions.quotas import Quotas, is_account_key
 from ...schemas.records.jobs import JobState
 from ...schemas.wire import headers
+from ..jobs.stored import UNREAD, JobRef, info_of_task
 from .queue.queue_runner import QueueRunner
 from .workers.context import DispatcherContext
 
@@ -159,25 +163,40 @@ class QueueOperations:
         if operation == QueueOperation.WAIT:
             self._responder.serve_when(message, functools.partial(self._wait, account))
             return
-        if operation == QueueOperation.CANCEL:
-            self._responder.serve_later(message, functools.partial(self._cancel, account))
-            return
-        handlers: dict[str, Callable[[str, Any], JobInfo | QueueStats | JobWhyReply | ListReply]] = {
+        later: dict[str, Callable[[str, Any], Awaitable[BaseModel]]] = {
+            QueueOperation.CANCEL: self._cancel,
             QueueOperation.GET: self._get,
+            QueueOperation.WHY: self._why,
+        }
+        if operation in later:
+            self._responder.serve_later(message, functools.partial(later[operation], account))
+            return
+        handlers: dict[str, Callable[[str, Any], QueueStats | ListReply]] = {
             QueueOperation.LIST: self._list,
             QueueOperation.STATS: self._stats,
-            QueueOperation.WHY: self._why,
         }
         handler = handlers.get(operation)
         known = _unknown(operation, [*QueueOperation]) if handler is None else functools.partial(handler, account)
         self._responder.serve(message, known)
 
-    def _get(self, account: str, body: Any) -> JobInfo:
-        job = self._job(account, parse_request(JobRequest, body).job)
-        info = self._queue.info(job)
-        if info is None:
+    async def _get(self, account: str, body: Any) -> JobInfo:
+        request = parse_request(JobRequest, body)
+        job = self._job(account, request.job)
+        return self._queue.info(job) or self._info_of_unread(job, await self._unread(job, request.sequence))
+
+    async def _unread(self, job: str, sequence: int) -> StreamMessage:
+        """A task that is in the stream, and not fetched.
+
+        Raises:
+            UnknownJob, NoDispatcher.
+        """
+        message = await self._queue.unread(job, sequence) if self._queue.core.open else None
+        if message is None:
             raise self._not_here(job)
-        return info
+        return message
+
+    def _info_of_unread(self, job: str, message: StreamMessage) -> JobInfo:
+        return self._queue.info(job) or info_of_task(JobRef(job), message, self._names)
 
     def _list(self, account: str, body: Any) -> ListReply:
         return self._queue.listed(parse_request(ListRequest, body), self._quotas.tenant_of(account))
@@ -196,22 +215,37 @@ class QueueOperations:
         request = parse_request(CancelRequest, body)
         job = self._job(account, request.job)
         info = await self._queue.cancel(job)
+        later = None
+        if info is None and not request.unscheduled and self._queue.core.open:
+            message = await self._queue.unread(job, request.sequence)
+            if message is not None and self._info_of_unread(job, message).state is JobState.SCHEDULED:
+                later = message.sequence
+            elif message is not None:
+                self._queue.read_ahead(message)
+                info = await self._queue.cancel(job)
         if info is None and request.unscheduled:
             await self._queue.unscheduled(job)
         if info is None:
             self._queue.waiters.left(job)  # its client cancels it in the stream
-            raise self._not_here(job)
+            raise self._not_here(job, later)
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
 
     def _stats(self, account: str, body: Any) -> QueueStats:
         return self._queue.statistics(self._delayed())
 
-    def _why(self, account: str, body: Any) -> JobWhyReply:
-        job = self._job(account, parse_request(JobRequest, body).job)
+    async def _why(self, account: str, body: Any) -> JobWhyReply:
+        request = parse_request(JobRequest, body)
+        job = self._job(account, request.job)
         why = self._queue.why(job)
-        if why is None:
-            raise self._not_here(job)
-        return why
+        if why is not None:
+            return why
+        message = await self._unread(job, request.sequence)
+        info = self._info_of_unread(job, message)
+        later = info.state is JobState.SCHEDULED
+        obstacle = JobObstacle(
+            kind="schedule" if later else "position", text=info.reason or UNREAD, until=info.next_try_at
+        )
+        return self._queue.why(job) or JobWhyReply(job=info, obstacles=(obstacle,))
 
     def _job(self, account: str, job: str) -> str:
         """The id, in Gangline's account, of the job that a user of that account (empty: Gangline's) means: a tenant's
@@ -233,13 +267,13 @@ class QueueOperations:
             )
         return job
 
-    def _not_here(self, job: str) -> GanglineError:
+    def _not_here(self, job: str, sequence: int | None = None) -> GanglineError:
         if not self._queue.core.open:
             return NoDispatcher(f"the queue of {self._queue.endpoint} is being taken over: ask again")
         return UnknownJob(
-            f"job {job} is not among the tasks of {self._queue.endpoint} that the dispatcher has fetched: it has "
-            "ended, is delayed, is further back in the stream, or was never submitted",
-            details={"job": job},
+            f"job {job} is not among the waiting tasks of {self._queue.endpoint}: it has ended, is delayed, or was "
+            "never submitted",
+            details={"job": job, "certain": True, **({} if sequence is None else {"sequence": sequence})},
         )
 
     def __repr__(self) -> str:

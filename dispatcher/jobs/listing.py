@@ -21,7 +21,6 @@ from ...schemas.records.jobs import JobState
 from .queries import JobQueries, info_of_record, parse_result
 from .storage import TaskStreams
 from .stored import (
-    SCANNED,
     JobRef,
     abbreviates,
     begins_with,
@@ -31,6 +30,8 @@ from .stored import (
     recurring,
 )
 
+SCANNED: Final = 20_000
+"""Maximum number of messages that are read for one page."""
 MAX_LISTED: Final = 10_000
 """Jobs of one page."""
 _PAGE: Final = 128

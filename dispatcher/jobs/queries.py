@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -57,19 +57,18 @@ from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
+from .job_index import JobFinder
 from .result_waits import LOOK_S, ResultWaits
 from .storage import TaskStreams, until_answered
 from .stored import (
-    SCANNED,
     UNREAD,
     JobRef,
     Schedule,
-    SearchResult,
-    find,
-    find_due,
     header_of,
     info_of_schedule,
     info_of_task,
+    is_number,
+    job_of,
     submission_of,
     target_of,
 )
@@ -90,8 +89,28 @@ _GENERATED: Final = re.compile(r"\.(j[A-Za-z0-9_-]{16,}|i[0-9a-f]{26})$")
 _MAYBE_TENANTS: Final = ".t"
 """In all ids of tenants' jobs."""
 
+_READING_S: Final = 120.0
+"""How long a dispatcher has to look for a job in a long queue."""
+_FINDERS: Final = 64
+"""How many queues are remembered that this client has looked through."""
+_DUE_SEARCHED: Final = 2_000
+"""How many of the newest messages of schedules are read to find one."""
+
 R = TypeVar("R", bound=BaseModel)
 _log = logger_for("dispatcher")
+
+
+class Asked(NamedTuple, Generic[R]):
+    """What dispatchers say about a job."""
+
+    reply: R | None
+    """Of the one that knows it."""
+    held: bool
+    """Whether there was any dispatcher to ask."""
+    certain: bool = False
+    """Whether they know that the stream of tasks does not have the job either, or where it is."""
+    sequence: int | None = None
+    """Where it is in the stream, if the sender of the request has to read it."""
 
 
 class JobQueries:
@@ -115,6 +134,8 @@ class JobQueries:
         self.waits = ResultWaits(bus, streams.names)
         self._names = streams.names
         self._ambient = ambient
+        self._finders: dict[str, JobFinder] = {}
+        """By pattern: for queues without a dispatcher, and for tasks that have just become due."""
 
     # -- one job --------------------------------------------------------------------------------------------------
 
@@ -170,22 +191,21 @@ class JobQueries:
         """The job's current state.
 
         Raises:
-            UnknownJob: it is not known; `details["certain"]` is False if it may be further down a very long queue.
+            UnknownJob: it is not known; `details["certain"]` is False if it is on its way to its queue.
         """
         ref = await self.own(ref)
         if (record := await self.record(ref)) is not None:
-            again = await self._declared_after(ref, record)
-            return info_of_record(record) if again is None else info_of_task(ref, again, self._names)
-        told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
-        if told is not None:
-            return told
+            return await self._declared_after(ref, record, timeout_s) or info_of_record(record)
+        asked = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
+        if asked.reply is not None:
+            return asked.reply
         if (schedule := await self._schedule(ref)) is not None:
             return info_of_schedule(ref, schedule, self._names, wall=self._ambient.wall())
-        found = await self._find(ref)
-        if found.message is not None:
-            info = info_of_task(ref, found.message, self._names)
-            untold = not held and info.state is JobState.QUEUED
-            reason = await self._absence(info.endpoint, found.message.at) if untold else None
+        found = await self._find(ref, asked)
+        if found is not None:
+            info = info_of_task(ref, found, self._names)
+            untold = not asked.held and info.state is JobState.QUEUED
+            reason = await self._absence(info.endpoint, found.at) if untold else None
             return info.model_copy(update={"reason": reason}) if reason is not None else info
         if (record := await self.record(ref)) is not None:  # it ended just now
             return info_of_record(record)
@@ -194,7 +214,7 @@ class JobQueries:
         if await self._coming(ref) is not None:
             text = "its time has come and the server is moving it to its queue, or it has ended without a result"
             raise UnknownJob(f"job {ref.id!r} is not known yet: {text}", details={"job": ref.id, "certain": False})
-        raise self._unknown(ref, absent=not held, certain=found.certain)
+        raise self._unknown(ref, absent=not asked.held)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
         """Cancel the job; False: it had already ended.
@@ -208,22 +228,22 @@ class JobQueries:
             return False
         if (schedule := await self._schedule(ref)) is not None:
             return await self._unschedule(ref, schedule, timeout_s)
-        if record is not None and await self._declared_after(ref, record) is None:
+        if record is not None and await self._declared_after(ref, record, timeout_s) is None:
             return False
-        reply, held = await self._asked(ref, QueueOperation.CANCEL, CancelReply, timeout_s)
-        if reply is not None:
+        asked = await self._asked(ref, QueueOperation.CANCEL, CancelReply, timeout_s)
+        if asked.reply is not None:
             unsure = ref.scheduled or ref.sequence is None
             if unsure and (schedule := await self._schedule(ref)) is not None:  # stored meanwhile
                 return await self._unschedule(ref, schedule, timeout_s)
-            return reply.cancelled
-        found = (await self._find(ref, record)).message
+            return asked.reply.cancelled
+        found = await self._find(ref, asked, record)
         if found is None:
             if (schedule := await self._schedule(ref)) is not None:
                 return await self._unschedule(ref, schedule, timeout_s)
             if (coming := await self._coming(ref)) is not None:
                 return await self._cancel_coming(ref, coming, timeout_s)
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
-        if not await self._cancel_stored(ref, found, held=held):
+        if not await self._cancel_stored(ref, found, held=asked.held):
             return False
         if await self._schedule(ref) is not None:  # its dispatcher has just returned it to the server
             await (await self.streams.schedules()).purge(self._names.schedule(ref.id))
@@ -237,9 +257,9 @@ class JobQueries:
             UnknownJob: it is not known.
         """
         ref = await self.own(ref)
-        reply, _ = await self._asked(ref, QueueOperation.WHY, JobWhyReply, timeout_s)
-        if reply is not None:
-            return reply
+        asked = await self._asked(ref, QueueOperation.WHY, JobWhyReply, timeout_s)
+        if asked.reply is not None:
+            return asked.reply
         info = await self.status(ref, timeout_s)
         obstacles: tuple[JobObstacle, ...] = ()
         if info.state is JobState.SCHEDULED:
@@ -254,19 +274,19 @@ class JobQueries:
         """Whether the dispatcher of its endpoint has fetched this very message, or does not know yet."""
         assert ref.endpoint is not None and ref.sequence is not None, ref
         try:
-            info = await self.ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
+            request = JobRequest(job=ref.id, sequence=ref.sequence)
+            info = await self.ask(ref.endpoint, QueueOperation.GET, request, JobInfo, timeout_s)
         except UnknownJob:
             return False
         except NoDispatcher as error:
             return not isinstance(error.__cause__, NoResponders) or await self._unfinished(ref)
         except RequestTimeout:
             return True
-        return info.sequence == ref.sequence
+        return info.sequence == ref.sequence and info.reason != UNREAD
 
     async def _unfinished(self, ref: JobRef) -> bool:
         """Whether its queue has an owner that has not acknowledged it. An owner in doubt does not answer."""
-        tasks = await self.streams.tasks(make=False)
-        waits = (await find(tasks, self._names, ref._replace(result_kept=False))).message is not None
+        waits = await self._find(ref._replace(result_kept=False)) is not None
         return waits and ref.endpoint in await self.had()
 
     # -- queues ---------------------------------------------------------------------------------------------------
@@ -313,15 +333,11 @@ class JobQueries:
         filters = (consumer.filter for consumer in await (await self.streams.tasks(make=False)).consumers())
         return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
 
-    def _unknown(self, ref: JobRef, *, absent: bool, certain: bool) -> UnknownJob:
+    def _unknown(self, ref: JobRef, *, absent: bool) -> UnknownJob:
         text = "never submitted here, a cancelled cron, or ended so long ago that its result is no longer kept"
-        if not certain:
-            text = f"not among the first {SCANNED} waiting tasks, nor among the ended ones"
-            if ref.endpoint is None:
-                text += "; name its endpoint (--endpoint) to search there first"
         if ref.endpoint is not None and absent:
             text += f" ({_nobody(ref.endpoint)})"
-        return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": certain})
+        return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": True})
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +359,7 @@ class JobQueries:
     async def ask(
         self, endpoint: str, operation: QueueOperation, request: BaseModel | None, reply: type[R], timeout_s: float
     ) -> R:
-        body = b"" if request is None else codec.to_json(request.model_dump(mode="json"))
+        body = b"" if request is None else codec.to_json(request.model_dump(mode="json", exclude_defaults=True))
         answer = await self._answer(endpoint, operation, body, timeout_s)
         return read_answer(answer, reply, f"the dispatcher of {endpoint}")
 
@@ -365,26 +381,43 @@ class JobQueries:
 
     async def _endpoints_of(self, ref: JobRef) -> list[str]:
         """The job's endpoint, or all whose queue has a dispatcher."""
-        return [ref.endpoint] if ref.endpoint is not None else sorted(await self.had())
+        endpoint = _endpoint_of(ref)
+        return [endpoint] if endpoint is not None else sorted(await self.had())
 
-    async def _asked(
-        self, ref: JobRef, operation: QueueOperation, reply: type[R], timeout_s: float
-    ) -> tuple[R | None, bool]:
-        """The answer of the dispatcher that knows the job, and whether there was any dispatcher to ask."""
-        held = False
+    async def _asked(self, ref: JobRef, operation: QueueOperation, reply: type[R], timeout_s: float) -> Asked[R]:
+        held, certain = False, _endpoint_of(ref) is not None
+        request = JobRequest(job=ref.id, sequence=0 if ref.scheduled else ref.sequence or 0)
         for endpoint in await self._endpoints_of(ref):
             try:
-                return await self.ask(endpoint, operation, JobRequest(job=ref.id), reply, timeout_s), True
+                return Asked(await self._ask_while_it_reads(endpoint, operation, request, reply, timeout_s), True)
             except NoDispatcher:
-                continue
-            except UnknownJob:
+                certain = False
+            except UnknownJob as error:
                 held = True
-        return None, held
+                if sequence := error.details.get("sequence"):
+                    return Asked(None, True, True, int(sequence))
+                certain = certain and bool(error.details.get("certain"))
+        return Asked(None, held, held and certain)
+
+    async def _ask_while_it_reads(
+        self, endpoint: str, operation: QueueOperation, request: JobRequest, reply: type[R], timeout_s: float
+    ) -> R:
+        """Ask again while the dispatcher looks for the job in a long queue."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _READING_S
+        while True:
+            try:
+                return await self.ask(endpoint, operation, request, reply, timeout_s)
+            except UnknownJob as error:
+                if not error.details.get("reading") or loop.time() >= give_up_at:
+                    raise
 
     async def _coming(self, ref: JobRef) -> StreamMessage | None:
         """Its task, if its schedule has just published it. The server moves due tasks into the stream of tasks at once,
         except for half a minute after the loss of a leader."""
-        message = await find_due(await self.streams.schedules(make=False), self._names, ref)
+        names, endpoint = self._names, _endpoint_of(ref)
+        pattern = names.due if endpoint is None else names.due_of(names.tasks_of(endpoint))
+        message = await self._finder(pattern, names.due[:-1]).find(ref.id)
         return message if message is not None and self._ambient.wall() - message.at < _COMING_S else None
 
     async def _cancel_coming(self, ref: JobRef, coming: StreamMessage, timeout_s: float) -> bool:
@@ -462,15 +495,55 @@ class JobQueries:
             with contextlib.suppress(GanglineError):
                 await self.ask(endpoint, QueueOperation.CANCEL, request, CancelReply, timeout_s)
 
-    async def _find(self, ref: JobRef, ended: ResultRecord | None = None) -> SearchResult:
-        return await find(await self.streams.tasks(make=False), self._names, ref, ended)
+    async def _find(
+        self, ref: JobRef, asked: Asked[Any] | None = None, ended: ResultRecord | None = None
+    ) -> StreamMessage | None:
+        """The job's task in the stream; if the job has ended, one that was stored after that: see
+        `ResultRecord.covers`.
 
-    async def _declared_after(self, ref: JobRef, record: ResultRecord) -> StreamMessage | None:
+        Args:
+            asked: what its dispatcher says.
+        """
+        names, endpoint = self._names, _endpoint_of(ref)
+        prefix = names.tasks[:-1]
+        sequence = None if ref.scheduled else ref.sequence
+        if asked is not None and asked.sequence is not None:
+            sequence = asked.sequence
+        elif sequence is None and is_number(ref.id):
+            sequence = int(ref.id)
+        if sequence is not None:
+            message = await (await self.streams.tasks(make=False)).get(sequence)
+            here = message is not None and message.subject.startswith(prefix) and job_of(message, prefix) == ref.id
+            if message is not None and here and not (ended is not None and ended.covers(message.at)):
+                return message
+        if not ref.result_kept or (asked is not None and asked.certain):
+            return None  # it has ended
+        # Without a sequence, or dead and replayed.
+        finder = self._finder(names.tasks if endpoint is None else names.tasks_of(endpoint), prefix)
+        return await finder.find(ref.id, lambda message: ended is None or not ended.covers(message.at))
+
+    def _finder(self, pattern: str, prefix: str) -> JobFinder:
+        finder = self._finders.pop(pattern, None)
+        if finder is None and pattern.startswith(self._names.due[:-1]):
+            opened = functools.partial(self.streams.schedules, make=False)
+            finder = JobFinder(opened, pattern, prefix, floor=lambda last: last - _DUE_SEARCHED)
+        elif finder is None:
+            finder = JobFinder(functools.partial(self.streams.tasks, make=False), pattern, prefix)
+        self._finders[pattern] = finder
+        while len(self._finders) > _FINDERS:
+            del self._finders[next(iter(self._finders))]
+        return finder
+
+    async def _declared_after(self, ref: JobRef, record: ResultRecord, timeout_s: float) -> JobInfo | None:
         """The message that declares a recurring schedule anew after its cancellation, and waits in the queue."""
         if record.state is not JobState.CANCELLED:
             return None
-        found = (await self._find(ref, record)).message
-        return found if found is not None and header_of(found.headers or {}, headers.CRON) is not None else None
+        asked = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
+        again = asked.reply
+        if again is None and (message := await self._find(ref, asked, record)) is not None:
+            again = info_of_task(ref, message, self._names)
+        covered = again is None or record.covers(again.submitted_at or 0.0)
+        return None if covered or again is None or again.cron is None else again
 
     async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
         """Cancel a task that no dispatcher has fetched. The record is written first: a dispatcher that fetches and
@@ -550,6 +623,14 @@ def info_of_record(record: ResultRecord) -> JobInfo:
 
 def _nobody(endpoint: str | None) -> str:
     return f"no dispatcher has the queue of {endpoint!r}: start one with 'gangline dispatcher'"
+
+
+def _endpoint_of(ref: JobRef) -> str | None:
+    """The job's endpoint, as far as its reference or its id names it."""
+    if ref.endpoint is not None:
+        return ref.endpoint
+    endpoint = job_endpoint(ref.id)
+    return endpoint if endpoint is not None and _is_name(endpoint) else None
 
 
 def _is_name(text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,25 +12,17 @@ from ...schemas.errors.base import GanglineError, InvalidSchedule
 from ...schemas.messages.jobs import JobInfo
 from ...schemas.messages.submission import Submission
 from ...schemas.names import Names, job_of_tenant, short_job, split_tenant
-from ...schemas.records.jobs import JobState, ResultRecord
+from ...schemas.records.jobs import JobState
 from ...schemas.schedules import check_time_zone, parse_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from .submitter import job_of_declared, moment_of
 
-SCANNED: Final = 20_000
-"""Maximum number of messages that are read to find a job with an unknown sequence."""
-_DUE_SEARCHED: Final = 2_000
-"""How many of the newest messages of schedules are read to find one."""
 DUE_KEPT: Final = "24h"
 """How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
 has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
 UNREAD: Final = "no dispatcher has read that far down the queue yet"
 """The `reason` of a queued job."""
-CHAINS: Final = 16
-"""Parts of the stream that are searched concurrently."""
-
-
 SCHEDULED: Final = "sched"
 BURIED: Final = "dead"
 """Prefixes of the message ids of schedules and of dead letters."""
@@ -65,13 +56,6 @@ class JobRef(NamedTuple):
     @property
     def target(self) -> str:
         return f"{self.endpoint}.{self.method}" if self.endpoint and self.method else "?"
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    message: StreamMessage | None
-    certain: bool = True
-    """False: there are too many messages to read all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,23 +174,6 @@ def begins_with(id: str, text: str) -> bool:
     return any(each.startswith(text) or each.rpartition(".")[2].startswith(text) for each in (id, short_job(id)))
 
 
-async def find(tasks: Stream, names: Names, ref: JobRef, ended: ResultRecord | None = None) -> SearchResult:
-    """The job's task in the stream; if the job has ended, one that was stored after that: see `ResultRecord.covers`."""
-    prefix, since = names.tasks[:-1], 1
-    sequence = ref.sequence if not ref.scheduled else None
-    if sequence is None and ref.id.isdecimal():
-        sequence = int(ref.id)
-    if sequence is not None:
-        message = await tasks.get(sequence)
-        if message is not None and _is_job(message, ref.id, prefix, ended):
-            return SearchResult(message)
-        if not ref.result_kept:
-            return SearchResult(None)  # it has ended
-        since = sequence + 1  # it may have been dead and replayed
-    pattern = names.tasks if ref.endpoint is None else names.tasks_of(ref.endpoint)
-    return await _search(tasks, pattern, ref, prefix, since, ended)
-
-
 async def submission_of(tasks: Stream, schedule: StreamMessage) -> StreamMessage | None:
     """The message that a schedule was made from, if no dispatcher has acknowledged it.
 
@@ -246,13 +213,6 @@ def declared_at_ms(schedule: Mapping[str, str]) -> int:
     return 0 if origin is None else origin.at_ms
 
 
-async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:
-    """The job's task as its schedule has published it, if that was not long ago."""
-    pattern = names.due if ref.endpoint is None else names.due_of(names.tasks_of(ref.endpoint))
-    newest = (await schedules.state(pattern)).last_sequence
-    return (await _search(schedules, pattern, ref, names.due[:-1], since=newest - _DUE_SEARCHED)).message
-
-
 async def messages_of(stream: Stream, pattern: str, first: int, last: int) -> AsyncIterator[StreamMessage]:
     """The messages of a pattern between two sequences, one request each: for users who may not create consumers.
 
@@ -266,38 +226,6 @@ async def messages_of(stream: Stream, pattern: str, first: int, last: int) -> As
             return
         yield message
         sequence = message.sequence + 1
-
-
-async def _search(
-    stream: Stream, pattern: str, ref: JobRef, prefix: str, since: int = 1, ended: ResultRecord | None = None
-) -> SearchResult:
-    state = await stream.state(pattern)
-    count = sum(state.subjects.values())
-    if not count:
-        return SearchResult(None)
-    found: StreamMessage | None = None
-    left = SCANNED
-
-    async def search(place: int, end: int) -> None:
-        nonlocal found, left
-        while place <= end and left > 0 and found is None:
-            left -= 1
-            message = await stream.next(pattern, place)
-            if message is None or message.sequence > end:
-                return
-            if _is_job(message, ref.id, prefix, ended):
-                found = message
-            place = message.sequence + 1
-
-    first, last = max(since, state.first_sequence), state.last_sequence
-    step = max(1, -(-(last - first + 1) // CHAINS))
-    try:
-        async with asyncio.TaskGroup() as group:
-            for start in range(first, last + 1, step):
-                group.create_task(search(start, min(start + step - 1, last)))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # any one will do
-    return SearchResult(found, certain=found is not None or left > 0)
 
 
 def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
@@ -373,12 +301,6 @@ def split_subject(subject: str, prefix: str) -> tuple[str, str]:
     """Endpoint and method, as far as it has them, without the tenant that may follow."""
     endpoint, _, method = subject.removeprefix(prefix).partition(".@")[0].partition(".")
     return endpoint, method
-
-
-def _is_job(message: StreamMessage, job: str, prefix: str, ended: ResultRecord | None) -> bool:
-    if not message.subject.startswith(prefix) or job_of(message, prefix) != job:
-        return False
-    return ended is None or not ended.covers(message.at)
 
 
 def job_of(message: StreamMessage, prefix: str) -> str:

@@ -21,6 +21,8 @@ class JobRequest(Request):
     """`<ns>.queue.<endpoint>.{get,why}`"""
 
     job: JobId
+    sequence: Annotated[int, Field(ge=0)] = 0
+    """Of its message in the stream; 0: not known. With it, a job far back in the queue is found at once."""
 
 
 class CancelRequest(JobRequest):

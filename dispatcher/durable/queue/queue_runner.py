@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage
 from ....runtime.tasks import TaskSet
-from ....schemas.errors.base import GanglineError, NoDispatcher
+from ....schemas.errors.base import GanglineError, NoDispatcher, UnknownJob
 from ....schemas.messages.jobs import (
     JobInfo,
     JobLine,
@@ -46,8 +46,10 @@ from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ....schemas.text import count_of
 from ...calls.unknown_headers import warn_of_unknown_headers
+from ...jobs.job_index import JobFinder
 from ...jobs.listing import info_matches, without_details
 from ...jobs.storage import until_answered
+from ...jobs.stored import job_of as stored_job_of
 from ..core import events as on
 from ..core.queue_core import QueueCore
 from ..messages.entry import QueuedMessage, job_of, may_have_ended, read_message, size_of
@@ -75,6 +77,12 @@ _HEARD_S: Final = 0.25
 """How long until all servers of a cluster know our subscription."""
 _SWEEP_S: Final = 60.0
 """How often to search for TryRecords without a task."""
+_INDEX_PAUSE_S: Final = 0.02
+_INDEX_LOOK_S: Final = 1.0
+_INDEX_STARTS: Final = 20.0
+"""Starts a second above which a queue is left alone."""
+_SEARCH_S: Final = 1.0
+"""How long one request waits while a job is looked for in the stream."""
 _LAST_WORDS_S: Final = 1.0
 """How long `close` waits for writes in progress."""
 
@@ -163,8 +171,17 @@ class QueueRunner:
             read=self._read_ahead,
             log=self._log,
         )
+        prefix = context.names.tasks[:-1]
+        self._finder = JobFinder(
+            context.streams.tasks, context.names.tasks_of(endpoint), prefix, floor=lambda _last: self._newest
+        )
+        """Of what is not fetched yet."""
+        self._indexing = False
+        self._searches: dict[str, asyncio.Future[StreamMessage | None]] = {}
+        """By job: those that somebody looks for in the stream."""
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: cancellations that wait until no takeover can forget them."""
+        self._answering = False
         self._unfetched: dict[str, float] = {}
         """Jobs that were to be cancelled before they were fetched, and when. Their clients cancel them in the stream,
         but their message may be on its way."""
@@ -509,8 +526,9 @@ class QueueRunner:
                     if self._closed:
                         break
                     self._executor.carry_out(effect)
-                if self._cancels:
-                    self._answer_cancels()
+                if self._cancels and not self._answering:
+                    self._answering = True
+                    self._context.bus.at_turn_end(self._answer_cancels)
             if self.core.crowded and not self._closed:
                 self._reader.wake()
         except Exception:
@@ -715,6 +733,58 @@ class QueueRunner:
             return info
         return info.model_copy(update={"worker": entry.worker or info.worker, "tries": entry.tries})
 
+    async def unread(self, job: str, sequence: int = 0) -> StreamMessage | None:
+        """The message of a job that was not fetched when this was called; None: the stream does not have it.
+
+        Args:
+            sequence: where it is, if the caller knows that.
+
+        Raises:
+            UnknownJob: it may be among those that are still to be read; `details["reading"]`: ask again.
+            StorageUnavailable, Disconnected.
+        """
+        if sequence:
+            stream, prefix = await self._context.streams.tasks(), self._context.names.tasks[:-1]
+            message = await stream.get(sequence)
+            if message is not None and stored_job_of(message, prefix) == job:
+                return message
+        search = self._searches.get(job)
+        if search is None:
+            search = self._searches[job] = self._tasks.start(self._finder.find(job))
+            search.add_done_callback(lambda _: self._searches.pop(job, None))
+        await asyncio.wait((search,), timeout=_SEARCH_S)
+        if search.cancelled():
+            raise self._changing_hands()
+        if search.done():
+            return search.result()
+        raise UnknownJob(
+            f"job {job} is not among the tasks of {self.endpoint} up to number {self._finder.read_to} of the stream; "
+            "the dispatcher is reading the rest: ask again",
+            details={"job": job, "certain": False, "reading": True},
+        )
+
+    def read_ahead(self, message: StreamMessage) -> None:
+        """Let a message beyond the window take part in the queue."""
+        self._read_ahead(message)
+        self._work()
+
+    async def _index(self) -> None:
+        """While tasks wait behind the window, learn where they are, for those who ask: in at most half of the time, and
+        not while tasks start quickly."""
+        try:
+            while self._unread and not self._closed:
+                started, began_at = self.started, self._loop.time()
+                if not await self._finder.read_some():
+                    return
+                await asyncio.sleep(max(_INDEX_PAUSE_S, self._loop.time() - began_at))
+                while self.started - started > _INDEX_STARTS * (self._loop.time() - began_at):
+                    started, began_at = self.started, self._loop.time()
+                    await asyncio.sleep(_INDEX_LOOK_S)
+        except GanglineError as error:
+            self._log.debug("cannot read the ids of jobs: %s", error, extra={"action": "queue.index"})
+        finally:
+            self._indexing = False
+
     def why(self, job: str) -> JobWhyReply | None:
         """What a job waits for; None if it is not fetched."""
         info = self.info(job)
@@ -815,6 +885,8 @@ class QueueRunner:
         return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")
 
     def _answer_cancels(self) -> None:
+        """Once a turn: many may wait."""
+        self._answering = False
         for job, waiting in list(self._cancels.items()):
             if self.core.promised(job):
                 del self._cancels[job]
@@ -826,6 +898,9 @@ class QueueRunner:
         """So many of its messages are in the stream, whose last one has this sequence."""
         self._unread = max(0, depth - sum(seq <= last_sequence for seq in self.entries))
         self._counted_to = last_sequence
+        if self._unread and self.core.open and not self._indexing and not self._closed:
+            self._indexing = True
+            self._tasks.start(self._index())
 
     def statistics(self, delayed: int = 0) -> QueueStats:
         """`delayed`: number of tasks that wait for their time, in another stream."""

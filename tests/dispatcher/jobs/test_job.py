@@ -15,7 +15,6 @@ from gangline.bus.port.bus import ConsumerSettings, StorageUnavailable, StreamMe
 from gangline.cli.views.jobs import queue_lines
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import queries as jobs_desk
-from gangline.dispatcher.jobs import stored as jobs_stored
 from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.dispatcher.jobs.stored import JobRef
 from gangline.runtime.clock import Environment
@@ -298,16 +297,25 @@ async def test_a_job_is_found_wherever_it_stands_in_the_stream(rig: JobsRig) -> 
 
 
 @in_memory
-async def test_a_job_that_may_stand_further_down_is_waited_for(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_stored, "SCANNED", 10)
-    jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(100)])
-    found = rig.client.job(jobs[99].id, "images")
-    with pytest.raises(UnknownJob, match="not among the first") as caught:
-        await found.status()
-    assert not caught.value.details["certain"]
-    wait = await begin(found.result())
-    await rig.end(jobs[99].id, result=99)
-    assert await wait == 99
+async def test_each_message_is_read_once_for_all_look_ups_without_a_dispatcher(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(1200)])
+    stream = await rig.client._queries.streams.tasks(make=False)
+    reads, read = 0, stream.next
+
+    async def count(pattern: str, sequence: int = 1) -> StreamMessage | None:
+        nonlocal reads
+        reads += 1
+        return await read(pattern, sequence)
+
+    monkeypatch.setattr(stream, "next", count, raising=False)
+    found = await asyncio.gather(*(rig.client.job(job.id).status() for job in jobs[::100]))
+    assert [info.job for info in found] == [job.id for job in jobs[::100]]
+    assert reads <= 1200 + 2 * 16, reads
+    with pytest.raises(UnknownJob):
+        await rig.client.job("images.other").status()
+    assert reads <= 1200 + 2 * 16
 
 
 @in_memory

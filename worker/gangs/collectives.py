@@ -338,7 +338,7 @@ class CollectiveSessions:
             return
         if self._listening is None:
             self._closing.start(self._listen_if_possible())
-        to = None if self._rank == HUB else TO_HUBS_SESSION
+        to: Literal["left"] | None = None if self._rank == HUB else TO_HUBS_SESSION
         self._publish(run, [Send(to, (PeerMessage.LEFT, 0, self._rank, how))])
 
     def end(self, error: GanglineError) -> None:

@@ -51,12 +51,13 @@ class StartPatience:
             await asyncio.sleep(RETRY_S)
 
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP says that the terminal has gone; for a process under `nohup` it stays ignored."""
 
 
 @contextmanager
 def on_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call `first` on the first SIGINT or SIGTERM and `second` on each further one, on the running loop.
+    """Call `first` on the first SIGINT, SIGTERM or SIGHUP and `second` on each further one, on the running loop.
 
     Needs the main thread. Not supported on Windows.
     """
@@ -68,12 +69,14 @@ def on_signals(first: Callable[[], object], second: Callable[[], object]) -> Ite
         (first if seen == 1 else second)()
 
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
+    for number in handled:
         loop.add_signal_handler(number, handle)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in handled:
             loop.remove_signal_handler(number)
 
 

@@ -19,8 +19,13 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from typing import Final, Generic, TypeVar
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from types import CodeType, FrameType
+from typing import Any, Final, Generic, TypeVar
 
 from ..schemas.errors.base import GanglineError
 from .tasks import TaskSet
@@ -156,6 +161,70 @@ class FreezeDetector:
 
     def __repr__(self) -> str:
         return f"FreezeDetector(after_s={self._after_s:g})"
+
+
+_LOOKS: Final = 4
+"""How often it looks within the time after which a loop that stands still counts as blocked."""
+
+
+class LoopWatch:
+    """Sees from a thread of its own in whose code the event loop stands still. Create it on the loop's thread."""
+
+    def __init__(self, blocked_after_s: float, named: Iterable[tuple[str, Callable[..., Any]]]) -> None:
+        """
+        Args:
+            blocked_after_s: it looks who blocks the loop when there was no beat for this long.
+            named: names of the users' functions, for the answer.
+        """
+        self._blocked_after_s = blocked_after_s
+        self._names: dict[CodeType, str] = {}
+        for name, function in named:
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            if code is not None:
+                self._names.setdefault(code, name)
+        self._loops_thread = threading.get_ident()
+        self._beat = time.monotonic()
+        self._looked_after = 0.0
+        self._found = ""
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="gangline-loop-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._over.set()
+
+    def beat(self) -> None:
+        """The loop runs."""
+        self._beat = time.monotonic()
+
+    def take_found(self) -> str:
+        """Where the loop stood when it was last blocked, such as `images.resize (resize.py:12 in scale)`; empty if it
+        was in no code of a user. Each is told once."""
+        found, self._found = self._found, ""
+        return found
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._blocked_after_s / _LOOKS):
+            beat = self._beat
+            if beat == self._looked_after or time.monotonic() - beat < self._blocked_after_s:
+                continue
+            self._looked_after = beat
+            frame = sys._current_frames().get(self._loops_thread)
+            if frame is not None:
+                self._found = self._name(frame)
+
+    def _name(self, innermost: FrameType) -> str:
+        code = innermost.f_code
+        at = f"{code.co_filename}:{innermost.f_lineno} in {code.co_name}"
+        frame: FrameType | None = innermost
+        while frame is not None:
+            name = self._names.get(frame.f_code)
+            if name is not None:
+                return f"{name} ({at})"
+            frame = frame.f_back
+        return ""
 
 
 class SuspectProber(Generic[K]):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..bus.port.bus import ConnectionEvent, KeyValue, Message
 from ..bus.streams.history_recorder import HistoryRecorder
-from ..runtime.failure_detector import TICK_S, FreezeDetector
+from ..runtime.failure_detector import TICK_S, FreezeDetector, LoopWatch
 from ..schemas.errors.base import MalformedMessage, PayloadTooLarge, TaskCancelled
 from ..schemas.messages.operations import StatsReply
 from ..schemas.names import Operation
@@ -72,6 +72,7 @@ class WorkerServer:
         """The grace time of the drain, as first requested."""
         self.core = core
         self.guard = FreezeDetector(settings.freeze_after_s, self._loop.time())
+        self._watch = LoopWatch(settings.freeze_after_s / 2, place.pool.functions())
         self.journal = AuditJournal(journal, place.worker, core, place.ambient)
         self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
         self.driver = self._new_books()
@@ -265,12 +266,13 @@ class WorkerServer:
         core.new_epoch(next_epoch(old, self._place.ambient.wall()), self._loop.time())
         self.driver.after()
         self.driver.record("epoch", why=why)
+        blocked_in = self._watch.take_found() if why == "frozen" else ""
         self._log.warning(
             "epoch %d after %d (%s): earlier leases are void",
             core.epoch,
             old,
-            _REASONS.get(why, why),
-            extra={"action": "worker.epoch", "epoch": core.epoch},
+            f"the event loop stood still in {blocked_in}" if blocked_in else _REASONS.get(why, why),
+            extra={"action": "worker.epoch", "epoch": core.epoch, **({"blocked_in": blocked_in} if blocked_in else {})},
         )
         self.changed()
         self.happened(HistoryKind.WORKER_EPOCH, reason=why)
@@ -287,10 +289,14 @@ class WorkerServer:
     def start_clock(self) -> None:
         """Start to detect freezes and to sweep old state."""
         self.guard.tick(self._loop.time())
+        self._watch.beat()
+        if not getattr(self._loop, "is_virtual", False):
+            self._watch.start()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def stop_clock(self) -> None:
         """Idempotent."""
+        self._watch.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -298,6 +304,7 @@ class WorkerServer:
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         now = self._loop.time()
+        self._watch.beat()
         if self.guard.tick(now):
             self._doubt()
         self._ticks += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, overload
@@ -359,6 +359,15 @@ class Pool:
         """By method name, in declaration order."""
         return MappingProxyType(self._tasks)
 
+    def functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """What was declared, with the names for the log."""
+        for task in self._tasks.values():
+            yield task.full_name, task.function
+        hooks = (*self.lifespans, *self.middlewares, *self.gang_starts, *self.gang_stops, self.loader, self.unloader)
+        for hook in (*hooks, *(check.function for check in self.health_checks)):
+            if hook is not None:
+                yield f"{name_of(hook)} of pool {self.name}", hook
+
     def find(self, method: str) -> DeclaredTask:
         """Raises UnknownMethod, which lists the known methods."""
         task = self._tasks.get(method)
@@ -464,6 +473,13 @@ class Pool:
         if not inspect.isfunction(function):
             raise InvalidSettings(f"pool {self.name!r}: a task is a function, not {function!r}")
         name = check_name(function.__name__ if name is None else name, "method")
+        wrapped = inspect.unwrap(function)
+        if Shape.of(function) is Shape.FUNCTION and Shape.of(wrapped).awaits:
+            raise InvalidSettings(
+                f"{self.name}.{name} is a plain function around the async function {name_of(wrapped)}, and would "
+                "return what nobody awaits: make the decorator's function an 'async def' that awaits it (if it runs "
+                "the coroutine itself, delete its __wrapped__)"
+            )
         where = f"{self.name}.{name}"
         if name in self._tasks:
             raise InvalidSettings(f"{where} is declared twice: give one of them another name=")

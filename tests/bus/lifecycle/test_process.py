@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.bus.lifecycle import run_service, run_until_left, settled_memory
+from gangline.bus.lifecycle import on_signals, run_service, run_until_left, settled_memory
 from gangline.bus.port.bus import Bus, ConnectionEvent
 from gangline.runtime.lifecycle import Service
 from gangline.schemas.errors.base import ClosedError, Disconnected
@@ -81,6 +81,23 @@ async def test_the_first_signal_finishes_and_the_second_stops():
     await running
     assert life.log == ["finish", "stop", "cleaned up"]
     assert life.listeners == []
+
+
+async def test_a_terminal_that_goes_away_drains_and_does_not_under_nohup():
+    life = Life()
+    running = life.run()
+    await life.lives.wait()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await life.asked.wait()
+    life.stop()
+    await running
+    assert life.log == ["finish", "stop", "cleaned up"]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with on_signals(lambda: None, lambda: None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_signal_before_anything_has_begun_ends_it_without_an_error():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -312,6 +314,22 @@ def test_a_hook_that_cannot_be_called_is_refused_where_it_is_declared(declare: C
         declare(Pool("images"))
 
 
+def logged(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+def test_a_plain_wrapper_around_an_async_task_is_refused_where_it_is_declared():
+    pool = Pool("images")
+    with pytest.raises(InvalidSettings, match="images.takes_nothing is a plain function around the async function"):
+        pool.task(logged(takes_nothing))
+    pool.task(logged(one))
+    pool.task(functools.wraps(no_yield)(takes_nothing))
+
+
 class AsyncPolicy(gangline.PolicyBase):
     async def choose(self, candidates: Any, request: Any) -> Any: ...
 
@@ -339,6 +357,29 @@ async def test_a_policy_that_cannot_be_called_is_refused_and_said_to_the_caller(
         with pytest.raises(InvalidSettings, match=says):
             async with Client(running.hub.connect("c"), names=running.names, policy=policy) as client:
                 await client.call("images.nothing")
+
+
+@pytest.mark.realtime
+async def test_the_log_names_the_task_that_blocked_the_event_loop(caplog):
+    pool, rig = Pool("images"), Rig()
+
+    @pool.task
+    async def resize() -> str:
+        scale()
+        return "done"
+
+    def scale() -> None:
+        time.sleep(0.8)
+
+    async with rig, Own(rig, pool, freeze_after_s=0.5) as own:
+        assert (await own.hand.ask(*task(1, "resize")))[2] == "done"
+        for _ in range(200):
+            said = [record for record in records_of(caplog, "gangline.worker") if record.action == "worker.epoch"]
+            if said:
+                break
+            await asyncio.sleep(0.05)
+        assert "images.resize (" in said[0].blocked_in and "in scale" in said[0].blocked_in
+        assert "the event loop stood still in images.resize" in said[0].getMessage()
 
 
 def test_overdue_is_a_timeout():

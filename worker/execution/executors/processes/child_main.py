@@ -49,7 +49,7 @@ def main(fd: int, parent: int) -> None:
     _die_with(parent)
     # The worker decides when we end, but Ctrl-C and a service manager's SIGTERM may reach us too. Not SIG_IGN: programs
     # started by tasks would inherit it.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ignore)
     os.set_inheritable(fd, False)
     faulthandler.enable()

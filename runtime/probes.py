@@ -163,7 +163,7 @@ class _Server(ThreadingHTTPServer):
     def takes(self, host: str) -> bool:
         """Whether it answers requests with this header. On a loopback address, other names than those of this machine
         are those of a web page that somebody here has open (DNS rebinding)."""
-        if not self.server_address[0].startswith("127."):
+        if not str(self.server_address[0]).startswith("127."):
             return True
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         return name in ("", "localhost", "[::1]") or name.replace(".", "").isdecimal()

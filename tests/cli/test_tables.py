@@ -9,14 +9,17 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from gangline.cli.commands.tools.audit import _table as audit_table
 from gangline.cli.commands.tools.history import _table as history_table
 from gangline.cli.console.output import Listing, short_ids
 from gangline.cli.views.gangs import gangs_table
 from gangline.cli.views.jobs import jobs_table, letters_table, queues_table
 from gangline.cli.views.workers import WorkerRow, workers_table
+from gangline.dispatcher.client.audit import AuditEntry
 from gangline.dispatcher.jobs.dead_letters import DeadLetter
 from gangline.schemas.messages.gangs import GangReply
 from gangline.schemas.messages.jobs import JobInfo, QueueStats
+from gangline.schemas.records.audit import AuditRecord
 from gangline.schemas.records.history import HistoryKind, HistoryRecord
 from gangline.schemas.records.jobs import JobFailure, JobState
 from gangline.schemas.records.workers import Heartbeat, Registration
@@ -243,3 +246,24 @@ def test_runs_of_a_schedule_keep_their_titles_and_ids_that_look_like_one_are_abb
     listed = jobs_table([*runs, JobInfo(job=order, endpoint="images", state=JobState.DONE)])
     shown = [line.split()[0] for line in printed(listed, 120)[2:]]
     assert shown == [*ids, "images.9f0c2a7e"]
+
+
+def audit(id: str, stage: str, **fields: str) -> AuditEntry:
+    target = " ".join(f"thumbnails.j{each:02}{TOKEN}" for each in range(50))
+    record = AuditRecord.model_validate({"id": id, "stage": stage, "action": "dead replay", "target": target, **fields})
+    return AuditEntry(user="alice@example.org", at=NOW, record=record)
+
+
+def test_the_audit_trail_has_one_row_an_action_and_shows_its_target_on_any_terminal():
+    entries = [
+        audit("a", "begun", reason="a new release of it"), audit("b", "begun"),
+        audit("a", "done", reason="a new release of it"), audit("c", "failed", error="not_permitted"),
+    ]  # fmt: skip
+    for width in (60, 100, 10_000):
+        lines = printed(audit_table(entries), width, terminal=width < 1000)[2:]
+        assert [stage for line in lines for stage in ("begun", "done", "failed") if stage in line] == [
+            "done",
+            "begun",
+            "failed",
+        ]
+        assert all("thumbnails.j00" in line and len(line) <= min(width, 260) for line in lines)

@@ -35,7 +35,7 @@ SECTIONS: Final = {
         "submit": "Submit a durable task: it runs now or later, even if this process exits.",
         "result": "Wait for the result of a submitted task and print it.",
         "status": "Show the state of a submitted task.",
-        "cancel": "Cancel a submitted task, queued or running.",
+        "cancel": "Cancel submitted tasks, queued or running.",
         "jobs": "List jobs: waiting, running and ended ones.",
         "schedules": "List, pause, resume and remove recurring tasks.",
         "queue": "Show queues of submitted tasks: depth, oldest, running, idle slots.",

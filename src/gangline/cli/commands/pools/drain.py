@@ -67,7 +67,7 @@ def _drain_all(
 ) -> list[dict[str, Any]]:
     """What each worker answered; one that fails does not keep the others."""
     from ....schemas.errors.base import GanglineError, NoWorkers
-    from ....schemas.text import count_of
+    from ....schemas.text import count_of, printable
     from ...console.session import audit_of, with_client
 
     async def drain(client: Client) -> list[dict[str, Any]]:
@@ -78,7 +78,8 @@ def _drain_all(
             text = f"there are no workers {where}: 'gangline workers' lists them"
             raise NoWorkers(text, details={"pool": pool} if pool else None)
         if not yes:
-            click.confirm(f"drain {count_of(len(names), 'worker')} {where}: {', '.join(names)}?", abort=True, err=True)
+            question = f"drain {count_of(len(names), 'worker')} {where}: {', '.join(names)}?"
+            click.confirm(printable(question), abort=True, err=True)
         rows: list[dict[str, Any]] = []
         for name in names:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def command(connection: ConnectionOptions, by: str | None, limit: int, as_json: bool) -> None:
     """List what operators did with gangline's commands: who, when, what and why; oldest first.
 
-    Each action is recorded before it (begun) and after it (done or failed).
+    Each action is recorded before it (begun) and after it (done or failed). The table has one row for both; --json has
+    both, with whole targets and years.
 
     \b
     The same with nats:
@@ -44,11 +45,19 @@ def _table(entries: Sequence[AuditEntry]) -> Listing:
 
     from ...console.output import Listing
 
-    rows = []
+    actions: dict[str, list[AuditEntry]] = {}
     for entry in entries:
-        record = entry.record
+        actions.setdefault(entry.record.id, []).append(entry)
+    rows = []
+    for first, *_, last in ([*each, each[-1]] for each in actions.values()):
+        record = last.record
         stage = f"{record.stage} ({record.error})" if record.error else record.stage.value
-        at = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        rows.append((at, entry.user, record.action, record.target, stage, record.reason))
+        at = datetime.fromtimestamp(first.at, UTC).strftime("%m-%d %H:%M:%S")
+        target = record.target if len(record.target) <= _MOST_TARGET else f"{record.target[: _MOST_TARGET - 1]}…"
+        rows.append((at, first.user, record.action, target, stage, record.reason))
     columns = ("WHEN (UTC)", "USER", "ACTION", "TARGET", "STAGE", "REASON")
-    return Listing(columns, rows, whole=("WHEN (UTC)", "USER"), wrap=("TARGET", "REASON"))
+    return Listing(columns, rows, whole=("WHEN (UTC)",), drop=("REASON", "USER"))
+
+
+_MOST_TARGET: Final = 120
+"""Characters of it in a table: an action on many jobs names all of them."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ..runtime.clock import Environment
+from ..runtime.loop_owner import not_ours, running_loop
 from ..runtime.tasks import TaskSet, set_within
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
@@ -84,6 +87,7 @@ class NatsBus:
         self.ambient = ambient
         self.inbox = f"{settings.inbox_prefix}.{ambient.token()}"
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         # A different level from `<inbox>.*`, to which callers subscribe.
         self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop, ambient.token)
         self._checked: dict[str, int] = {}
@@ -116,6 +120,7 @@ class NatsBus:
         except BaseException:
             await self._client.shut()
             raise
+        _open_here.add(self)
         if self._refusals.get(Right.SUBSCRIBE, self._replies.pattern) is not None:
             await self.close()
             raise NotPermitted(
@@ -207,7 +212,9 @@ class NatsBus:
             raise self._unusable()
         self._client.send(publications(subjects, text))
 
-    def _unusable(self) -> Disconnected | ClosedError:
+    def _unusable(self) -> GanglineError:
+        if self._process != os.getpid():
+            return not_ours(self._process)
         if self._closed:
             return ClosedError("this connection was closed: open another one")
         return Disconnected("no connection to a nats-server right now: nothing was sent; try again when it is back")
@@ -281,6 +288,8 @@ class NatsBus:
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
     ) -> tuple[str, asyncio.Future[Message]]:
         """Publish a request, for callers with many in flight. End it with `finish_request` or `forget_request`."""
+        if running_loop() is not self._loop:
+            raise not_ours(self._process)
         if not self._client.ready:
             raise self._unusable()
         if subject not in self._checked:
@@ -311,6 +320,8 @@ class NatsBus:
         if queue and _BAD_SUBJECT.search(queue):
             raise InvalidName(f"queue group {queue[:80]!r} is not a name")
         self._check_length(subject)
+        if running_loop() is not self._loop:
+            raise not_ours(self._process)
         if self._closed:
             raise self._unusable()
         refusal = self._refusals.get(Right.SUBSCRIBE, subject)
@@ -319,6 +330,8 @@ class NatsBus:
         return NatsSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
 
     async def ping(self) -> None:
+        if running_loop() is not self._loop:
+            raise not_ours(self._process)
         if self._closed:
             raise self._unusable()
         await self._client.ping(_FLUSH_TIMEOUT_S)
@@ -484,10 +497,31 @@ class NatsBus:
                 extra={"action": "bus.permitted", "subject": refusal.subject, "bus": self.name},
             )
 
+    def _forked(self) -> None:
+        """In the child: the socket is the parent's, and whatever is written to it would come between its messages."""
+        self._closed = True
+        self._client.abandon()
+
     async def close(self) -> None:
+        if self._process != os.getpid():
+            return
         self._opened.stop()
         await self._client.shut()
         await self._attempts.stop()
+
+
+_open_here: Final[weakref.WeakSet[NatsBus]] = weakref.WeakSet()
+"""The connections of this process."""
+
+
+def _abandon_all() -> None:
+    for bus in list(_open_here):
+        bus._forked()
+    _open_here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _not_permitted(right: Right, *subjects: str) -> NotPermitted:

@@ -335,6 +335,12 @@ class ReconnectingClient(Client):
             await asyncio.wait(ending, timeout=_CLOSE_TIMEOUT_S)
         await asyncio.sleep(0)
 
+    def abandon(self) -> None:
+        """In a forked child: send nothing more, and leave the socket and the loop to the parent."""
+        self._over = True
+        self._status = Client.CLOSED
+        self._pending = []
+
     def _finish(self) -> None:
         if self.is_closed:
             return

@@ -854,6 +854,7 @@ class Client(Operations):
     def _check_open(self) -> None:
         if not self._router.running:
             raise ClosedError("this client is not open: use it inside `async with`")
+        self._router.check_open()
 
 
 def _on(selection: Selection, method: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, assert_never
@@ -12,6 +13,7 @@ from weakref import WeakSet
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...bus.port.subjects import Subscription
+from ...runtime.loop_owner import not_ours, running_loop
 from ...schemas.errors.base import ClosedError, GanglineError, GangNotFormed, Unavailable
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
@@ -79,6 +81,7 @@ class GangOwner:
         self._lines = lines
         self._owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._news = asyncio.Event()
         self._listeners: WeakSet[EventQueue] = WeakSet()
         self._subscription: Subscription | None = None
@@ -192,6 +195,14 @@ class GangOwner:
 
     # -- generations ----------------------------------------------------------------------------------------------
 
+    def check_here(self) -> None:
+        """
+        Raises:
+            InvalidRequest, ClosedError: this is not the client's event loop, or not its process.
+        """
+        if running_loop() is not self._loop:
+            raise not_ours(self._process)
+
     def check(self) -> None:
         """Check that tasks may be sent to members now.
 
@@ -199,6 +210,7 @@ class GangOwner:
             LeaseExpired: not renewed in time.
             GangEnded, GangFailed, ClosedError: it has ended.
         """
+        self.check_here()
         if self._over is not None:
             raise self._over()
         trouble = self.core.trouble(self._loop.time())
@@ -221,6 +233,7 @@ class GangOwner:
         Raises:
             GangEnded, GangFailed, ClosedError: there will be none.
         """
+        self.check_here()
         while True:
             if self._over is not None:
                 raise self._over()
@@ -249,6 +262,7 @@ class GangOwner:
 
     def listen(self) -> EventQueue:
         """A queue of events from now on; None marks the end. To unsubscribe, drop the reference."""
+        self.check_here()
         queue: EventQueue = asyncio.Queue(_EVENTS_KEPT)
         if self._over is not None:
             queue.put_nowait(None)

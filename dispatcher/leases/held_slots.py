@@ -244,13 +244,15 @@ class HeldSlots:
             self.trusted_until = until
 
     def release(self, *, aside_s: float = 0.0) -> None:
-        """Give the slots back. Idempotent; never fails or waits, so it cannot be skipped or mask an error.
+        """Give the slots back. Idempotent; never fails or waits, so it cannot be skipped or mask an error, except where
+        the client may not be used: in another event loop or a forked process.
 
         Args:
             aside_s: for this many seconds, requests of this router do not take the freed slots, so that the worker can
                 offer them to other routers first.
         """
         if not self._ended:
+            self._exchange.check_here()
             self.consume()
             self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
             if aside_s > 0:
@@ -289,6 +291,7 @@ class HeldSlots:
         """Send a renewal now; the answer arrives later. No-op if the hold is over."""
         if self._ended or self.failure is not None:
             return
+        self._exchange.check_here()
         if self._renewal is not None:
             self._exchange.forget(self._renewal)
         now, terms = self._exchange.loop.time(), self.terms

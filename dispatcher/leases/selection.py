@@ -113,8 +113,8 @@ class Selection(HeldSlotsInfo):
     def close(self) -> None:
         """Release the slot if it was not used. Idempotent; never fails or waits."""
         if self.state is OPEN:
-            self.state = _CLOSED
             self.hold.release()
+            self.state = _CLOSED
 
     def __repr__(self) -> str:
         return f"Selection({self.worker}, {self.state.value}, epoch={self.epoch}, fence={self.fence})"

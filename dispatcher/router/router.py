@@ -490,11 +490,13 @@ class Router:
     def check_open(self) -> None:
         """
         Raises:
-            ClosedError: the router is not running.
+            ClosedError: the router is not running, or in the process that this one was forked from.
+            InvalidRequest: it belongs to another event loop.
         """
         if self._state != "running":
             why = "was not started" if self._state == "new" else "was stopped"
             raise ClosedError(f"this router {why}")
+        self.exchange.check_here()
 
     @property
     def running(self) -> bool:

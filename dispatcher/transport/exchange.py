@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
@@ -12,6 +13,7 @@ from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.subjects import Subscription
 from ...bus.rpc.requester import error_in
 from ...runtime.clock import Environment
+from ...runtime.loop_owner import not_ours, running_loop
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import (
     ClosedError,
@@ -151,6 +153,7 @@ class RequestExchange:
         self._malformed = 0
         self._lone = False
         """The only flight has just ended, and its caller is about to continue."""
+        self.process = os.getpid()
         self.reconnected_at = float("-inf")
         """Loop time of the last reconnect. Workers may reconnect a moment later."""
 
@@ -201,12 +204,22 @@ class RequestExchange:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
+    def check_here(self) -> None:
+        """
+        Raises:
+            InvalidRequest, ClosedError: this is not the client's event loop, or not its process.
+        """
+        if running_loop() is not self.loop:
+            raise not_ours(self.process)
+
     def launch(self, flight: InFlightRequest, frame: Frame) -> None:
         """Send a frame and wait for its answer. If the worker is gone, nothing is sent and the flight is lost at once.
 
         Raises:
-            InvalidRequest, PayloadTooLarge: nothing was sent.
+            InvalidRequest, PayloadTooLarge, ClosedError: nothing was sent.
         """
+        if running_loop() is not self.loop:
+            raise not_ours(self.process)
         channel = flight.worker.link
         if type(channel) is not WorkerChannel:
             if channel is _GONE:
@@ -227,7 +240,12 @@ class RequestExchange:
             raise
 
     def post(self, worker: WorkerEntry, frame: Frame) -> None:
-        """Send a frame without an answer. Never fails: while disconnected it is kept."""
+        """Send a frame without an answer. While disconnected it is kept.
+
+        Raises:
+            InvalidRequest, ClosedError: this is not the client's event loop, or not its process.
+        """
+        self.check_here()
         if worker.link is not _GONE:
             self._channel(worker).send(frame)
             return

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .workers import Record
 
-_SAME_S: Final = 0.001
-"""Tolerance: the time at which a message was stored is rounded in some places."""
+_SAME_S: Final = 2e-6
+"""Tolerance: the server writes the time at which a message was stored with nine digits or fewer."""
 
 
 class JobState(StrEnum):
@@ -120,9 +120,13 @@ class ResultRecord(Record):
     schedule: str | None = None
     """The schedule that it is a run of."""
 
-    def covers(self, stored_at: float) -> bool:
-        """Whether it tells the end of a message stored at that Unix time, and not only of an earlier one of its id."""
-        return self.submitted_at > stored_at - _SAME_S
+    def covers(self, stored_at: float, *, within_s: float = _SAME_S) -> bool:
+        """Whether it tells the end of a message stored at that Unix time, and not only of an earlier one of its id.
+
+        Args:
+            within_s: how far the time may be rounded.
+        """
+        return self.submitted_at > stored_at - within_s
 
 
 class TryRecord(Record):

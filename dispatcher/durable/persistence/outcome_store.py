@@ -26,7 +26,7 @@ from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, result_in, until_answered, until_taken
-from ...jobs.stored import BURIED, declared_at_ms, origin_id
+from ...jobs.stored import BURIED, SCHEDULED, origin_id, origin_of
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage, size_of
 from ..policies.settings import DispatcherSettings
@@ -446,7 +446,11 @@ class OutcomeStore:
         if record.covers(entry.message.at):
             schedules = await self._streams.schedules()
             stored = await schedules.last(subject)
-            if stored is not None and record.covers(declared_at_ms(stored.headers or {}) / 1000):
+            origin = None if stored is None else origin_of(SCHEDULED, stored.headers or {})
+            later = origin is not None and (
+                origin.sequence > entry.message.sequence or not record.covers(origin.at_ms / 1000, within_s=0.001)
+            )
+            if stored is not None and not later:
                 await schedules.purge(subject, before=stored.sequence + 1)
         elif entry.submission.cron is not None:
             with contextlib.suppress(Conflict):

@@ -234,10 +234,16 @@ class SlotLessor:
         except TimeoutError:
             return
         except GanglineError as error:
-            # Logged once; the queue's statistics show the waiting tasks.
-            known = self.refusal is not None or isinstance(error, Disconnected)
+            # Each reason is logged once; the queue's statistics show the waiting tasks.
+            known = isinstance(error, Disconnected) or (self.refusal is not None and self.refusal.code == error.code)
             say = self._log.debug if known else self._log.info
-            say("no lease in %s: %s", self.pool, error, extra={"action": "queue.no_lease", "pool": self.pool})
+            say(
+                "tasks wait for slots of pool %s: %s; asking again until there are some. 'gangline workers' shows the "
+                "pool's workers, and 'gangline why JOB' what a task waits for",
+                self.pool,
+                error,
+                extra={"action": "queue.no_lease", "pool": self.pool},
+            )
             self.refusal = error
             await asyncio.sleep(_AGAIN_S)
             return

@@ -223,6 +223,19 @@ async def test_a_schedule_declared_again_after_its_cancellation_stands_until_it_
         assert (system.ran, await client.schedules()) == ([], [])
 
 
+async def test_a_schedule_declared_half_a_millisecond_after_its_cancellation_is_another_one() -> None:
+    running = ImagesSystem().cluster(dispatcher=False)
+    async with running as client:
+        every = client.options(cron="@every 10s", idempotency_key="ticks")
+        job = await every.submit("images.echo", "first")
+        assert await job.cancel()
+        await asyncio.sleep(0.0005)
+        await every.submit("images.echo", "second")
+        await running.add_dispatcher()
+        await asyncio.sleep(3)
+        assert await cron_is(client, "@every 10s")
+
+
 @pytest.mark.parametrize("first", ["cancelled", "deleted", "replaced"])
 async def test_of_several_declarations_that_waited_for_a_dispatcher_the_last_one_stands(first: str) -> None:
     system = ImagesSystem(slots=4)

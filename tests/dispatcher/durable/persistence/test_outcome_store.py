@@ -21,6 +21,7 @@ from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError, InvalidSchedule, TaskFailed
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.quotas import Quotas, parse_quotas
 from gangline.schemas.records.jobs import DeadReason, JobState, ResultRecord
 from gangline.telemetry.logs import logger_for
 
@@ -28,7 +29,7 @@ NAMES = Names("ns")
 
 
 class Desk:
-    def __init__(self) -> None:
+    def __init__(self, quotas: Quotas | None = None) -> None:
         self.bus = MemoryServer().connect("outcomes")
         self.streams = TaskStreams(self.bus, NAMES)
         log = logger_for("test")
@@ -37,7 +38,7 @@ class Desk:
             self.bus,
             NAMES,
             self.streams,
-            settings=DispatcherSettings(node=""),
+            settings=DispatcherSettings(node="", quotas=quotas or Quotas()),
             ambient=Environment(),
             sure=self._sure,
             log=log,
@@ -57,6 +58,14 @@ class Desk:
         message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=sequence, at=at)
         read = read_message(NAMES, message)
         return QueuedMessage(message, None if isinstance(read, GanglineError) else read[0])
+
+    def declared(self, job: str) -> QueuedMessage:
+        """A recurring schedule of the tenant lab."""
+        given = {"Gangline-Cron": "@daily", "Gangline-Job": job}
+        message = StreamMessage("ns.task.images.resize.@lab", b"{}", given, 7, 1.0)
+        read = read_message(NAMES, message)
+        assert not isinstance(read, GanglineError)
+        return QueuedMessage(message, read[0])
 
     async def persists(self, entry: QueuedMessage, effect: Persist) -> GanglineError | None:
         answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
@@ -284,3 +293,18 @@ async def test_a_result_that_cannot_be_read_is_no_end_of_a_job_and_is_written_ov
     assert found is not None and ResultRecord.model_validate_json(found.value).state is JobState.DONE
     assert await ended()
     assert {record.levelname for record in caplog.records if "is not a result" in record.message} == {"ERROR"}
+
+
+async def test_a_schedule_above_its_tenants_quota_is_refused_and_not_stored() -> None:
+    desk = Desk(parse_quotas(["lab:schedules=1"]))
+    desk.outcomes.start()
+    try:
+        errors = [
+            await desk.persists(desk.declared(name), replace(scheduled(), job=f"images.t3-lab-{name}"))
+            for name in ("a", "b", "a")
+        ]
+        stored = (await (await desk.streams.schedules()).state(NAMES.schedules)).subjects
+    finally:
+        await desk.outcomes.stop()
+    assert [error and error.code for error in errors] == [None, "quota_exceeded", None]
+    assert list(stored) == ["ns.sched.images.t3-lab-a"]

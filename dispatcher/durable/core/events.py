@@ -231,6 +231,8 @@ class PoolSeen(QueueEvent):
     """Methods not declared idempotent: their tasks are started once, unless they say otherwise."""
     policies: Mapping[str, TaskPolicy] = field(default_factory=dict[str, TaskPolicy])
     """What tasks declare about their executions, by method."""
+    methods: frozenset[str] = frozenset()
+    """Methods that a live worker has; empty: not known."""
     near: str = ""
     """The pool, standing set or route that was perhaps meant, if this one is unknown."""
 

@@ -19,7 +19,7 @@ from ....schemas.messages.jobs import (
     QueueObstacle,
 )
 from ....schemas.records.jobs import JobFailure, JobState
-from ....schemas.text import count_of, plain
+from ....schemas.text import count_of, nearest_name, plain
 from ..policies.retry_policy import UNDECLARED, max_attempts, timeout_s
 from ..policies.start_order import KeyConcurrency
 from .pools import PoolCredit
@@ -27,6 +27,8 @@ from .scheduler import StartScheduler
 from .task import ADMITTED, STARTED, TOLD, UNSETTLED, QueueState, Task, TaskStep, TimerKind
 
 _SOME = 10
+_MOST_CHARS: Final = 300
+"""Of an error's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +159,8 @@ def _reason(queue: QueueState, scheduler: StartScheduler, task: Task, state: Job
         limit, key = next((limit, key) for limit, key in task.limits if limit.waits(key, task.seq))
         return _word(_limit(queue, task, limit, key).text)
     pool = scheduler.pools[task.pool]
-    if not pool.workers:
-        return f"pool {pool.name!r} has no worker{pool.near_for(task.submission)}"
+    if not pool.workers or _lacks_method(pool, task):
+        return _word(_no_worker(queue, pool, task).text)
     if pool.full or (not scheduler.closed and scheduler.room() == 0):
         return "a limit of its route is reached"
     return f"it waits for a slot of pool {pool.name!r}"
@@ -373,15 +375,7 @@ def _of_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> list[J
         case TaskStep.CAPPED:
             return [_of_limit(queue, task, limit, name) for limit, name in task.limits if limit.waits(name, task.seq)]
         case TaskStep.NOTING | TaskStep.WAITING:
-            return [
-                JobObstacle(
-                    kind="backoff",
-                    text=f"Attempt {task.attempts} failed; it waits for the next."
-                    if task.error is None or task.error.may_have_started
-                    else f"It could not be started: {task.error.message}",
-                    until=_wall(queue, task.ready_at),
-                )
-            ]
+            return [JobObstacle(kind="backoff", text=_failure(task), until=_wall(queue, task.ready_at))]
         case TaskStep.PARKED:
             largest = scheduler.pools[task.pool].largest
             at = queue.agenda.at((TimerKind.MISFIT, task.seq))
@@ -390,6 +384,17 @@ def _of_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> list[J
             return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(queue, at))]
         case _:
             return []
+
+
+def _failure(task: Task) -> str:
+    """Why it waits for its next attempt."""
+    error = task.error
+    if error is None:
+        return f"Attempt {task.attempts} failed; it waits for the next."
+    text = error.message if len(error.message) <= _MOST_CHARS else f"{error.message[:_MOST_CHARS]}..."
+    if error.may_have_started:
+        return f"Attempt {task.attempts} failed ({error.code}: {text}); it waits for the next."
+    return f"It could not be started: {text}"
 
 
 def _of_limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> JobObstacle:
@@ -415,11 +420,8 @@ def _limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> Jo
 def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     found: list[JobObstacle] = []
     pool = scheduler.pools[task.pool]
-    if not pool.workers:
-        at = queue.agenda.at((TimerKind.UNKNOWN, task.seq))
-        until = None if at is None else _wall(queue, at)
-        text = f"Pool {pool.name!r} has no worker{pool.near_for(task.submission)}."
-        found.append(JobObstacle(kind="no_workers", text=text, until=until))
+    if not pool.workers or _lacks_method(pool, task):
+        found.append(_no_worker(queue, pool, task))
     most = queue.rules.max_running
     if most is not None and queue.running >= most:
         found.append(JobObstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
@@ -427,7 +429,8 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
         found.append(JobObstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
     if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
         text = f"Tasks are started at {plain(scheduler.gate.rate_per_s)} a second at most."
-        found.append(JobObstacle(kind="rate", text=text, until=_wall(queue, scheduler.gate.next_at)))
+        at = scheduler.gate.next_at + sum(other.step is TaskStep.LINED for other in ahead) / scheduler.gate.rate_per_s
+        found.append(JobObstacle(kind="rate", text=text, until=_wall(queue, at)))
     if (at := queue.starts_by(task)) is not None:
         method, usual_s = task.submission.method, queue.usual.usual_s(task.submission.method) or 0.0
         text = f"It must start some time before its deadline: {method} usually takes up to {usual_s:.3g} s."
@@ -436,10 +439,44 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    elif _wants_slots(queue, pool):
-        text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: its workers are busy."
-        found.append(JobObstacle(kind="slots", text=text))
+    if _wants_slots(queue, pool):
+        found.append(_busy(queue, pool, task))
     return found
+
+
+def _no_worker(queue: QueueState, pool: PoolCredit, task: Task) -> JobObstacle:
+    near, at = pool.near_for(task.submission), queue.agenda.at((TimerKind.UNKNOWN, task.seq))
+    if pool.workers:
+        method = task.submission.method
+        close = None if task.submission.tenant else nearest_name(method, pool.methods)
+        hint = f" (did you mean {close!r}?)" if close else ""
+        text = f"No worker of pool {pool.name!r} has a task {method!r}{hint}: it becomes a dead letter at its turn."
+    elif at is not None:
+        text = f"Pool {pool.name!r} does not exist{near}: it waits for a worker before it becomes a dead letter."
+    else:
+        text = f"Pool {pool.name!r} has no worker{near}."
+    return JobObstacle(kind="no_workers", text=text, until=None if at is None else _wall(queue, at))
+
+
+def _lacks_method(pool: PoolCredit, task: Task) -> bool:
+    return bool(pool.methods) and task.submission.method not in pool.methods
+
+
+def _busy(queue: QueueState, pool: PoolCredit, task: Task) -> JobObstacle:
+    """Who has the slots that it waits for, and until when at most: the first of them to end."""
+    holders = [other for other in queue.tasks.values() if other.step in STARTED and other.pool == pool.name]
+    text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: "
+    if holders:
+        text += f"{count_of(len(holders), 'task')} of this queue {'runs' if len(holders) == 1 else 'run'} there."
+    else:
+        text += "its workers are busy with other work."
+    ends = [other.timeout_at for other in holders if other.timeout_at is not None]
+    return JobObstacle(
+        kind="slots",
+        text=text,
+        jobs=tuple(other.job for other in holders[:_SOME] if _same_tenant(other, task)),
+        until=_wall(queue, min(ends)) if ends else None,
+    )
 
 
 def _wants_slots(queue: QueueState, pool: PoolCredit) -> bool:

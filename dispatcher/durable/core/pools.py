@@ -41,6 +41,7 @@ class PoolCredit:
         "largest",
         "limit",
         "line",
+        "methods",
         "name",
         "near",
         "once",
@@ -61,6 +62,8 @@ class PoolCredit:
         self.costs: Mapping[str, int] = {}
         self.once: frozenset[str] = frozenset()
         """Methods of tasks that must not run twice."""
+        self.methods: frozenset[str] = frozenset()
+        """What its live workers can run; empty: not known."""
         self.policies: Mapping[str, TaskPolicy] = {}
         """What tasks declare about their executions, by method."""
         self.limit: int | None = None
@@ -222,7 +225,7 @@ class PoolCredits:
         before = (view.largest, dict(view.costs), dict(view.policies))
         view.known, view.workers, view.largest = event.known, event.workers, event.largest
         view.costs, view.once, view.policies = event.costs, event.once, event.policies
-        view.near = event.near
+        view.near, view.methods = event.near, event.methods
         return before != (view.largest, dict(view.costs), dict(view.policies))
 
     def choose(self, task: Submission, draw: float) -> PoolCredit:

@@ -141,6 +141,7 @@ class PoolObserver:
             "costs": costs,
             "once": once,
             "policies": policies,
+            "methods": frozenset(methods),
             "near": "" if known else self._known.nearest(name, self._router.routes.known),
         }
 

@@ -26,7 +26,10 @@ def test_a_job_in_line_is_told_its_position_and_who_goes_before_it():
     world.arrive("first", priority=1)
     why = world.core.why("b")
     assert why.position == 2
-    assert [(obstacle.kind, obstacle.jobs) for obstacle in why.obstacles] == [("position", ("first", "a"))]
+    assert [(obstacle.kind, obstacle.jobs) for obstacle in why.obstacles] == [
+        ("position", ("first", "a")),
+        ("slots", ()),
+    ]
 
 
 def test_the_first_in_line_waits_for_slots():
@@ -35,7 +38,41 @@ def test_the_first_in_line_waits_for_slots():
     world.arrive("a", method="wide")
     world.credit(2)
     assert world.core.why("a").position == 0
-    assert obstacles(world, "a") == {"slots": "No lease in pool 'e' has 3 slots free for it: its workers are busy."}
+    assert obstacles(world, "a") == {
+        "slots": "No lease in pool 'e' has 3 slots free for it: its workers are busy with other work."
+    }
+
+
+def test_a_job_is_told_who_has_the_slots_of_a_full_pool_and_until_when_at_most():
+    world = world_of(2)
+    world.arrive("a", timeout_s=40.0)
+    world.arrive("b", timeout_s=20.0)
+    world.arrive("c")
+    world.arrive("me")
+    position, slots = world.core.why("me").obstacles
+    assert (position.kind, position.jobs) == ("position", ("c",))
+    assert slots.text == "No lease in pool 'e' has 1 slot free for it: 2 tasks of this queue run there."
+    assert (slots.jobs, slots.until) == (("a", "b"), world.now + 20.0)
+    world.arrive("theirs", tenant="lab")
+    assert world.core.why("theirs").obstacles[-2].jobs == (), "tenants are not told the ids of others' jobs"
+
+
+def test_a_method_that_no_worker_has_is_named_and_the_one_that_was_perhaps_meant():
+    world = world_of()
+    world.tell(on.PoolSeen, pool="e", known=True, workers=1, largest=8, methods=frozenset({"thumbnail"}))
+    world.arrive("me", method="thumbnial")
+    assert obstacles(world, "me")["no_workers"] == (
+        "No worker of pool 'e' has a task 'thumbnial' (did you mean 'thumbnail'?): "
+        "it becomes a dead letter at its turn."
+    )
+
+
+def test_the_end_of_a_rate_is_that_of_the_job_and_not_of_the_next_start():
+    world = world_of(8, rate_per_s=0.5, burst=1)
+    for job in ("runs", "next", "second", "me"):
+        world.arrive(job)
+    until = {job: world.core.why(job).obstacles[0].until for job in ("next", "second", "me")}
+    assert until["second"] == until["next"] + 2.0 and until["me"] == until["next"] + 4.0
 
 
 def test_a_job_behind_slots_is_told_what_runs_what_goes_before_it_and_how_long_each_can_take_at_most():
@@ -87,11 +124,12 @@ def test_of_an_unknown_pool_it_is_told_which_was_perhaps_meant_but_not_to_tenant
     world.tell(on.PoolSeen, pool="e", known=False, near="ee")
     world.arrive("mine")
     world.arrive("theirs", tenant="lab")
-    assert obstacles(world, "mine")["no_workers"] == "Pool 'e' has no worker (did you mean 'ee'?)."
-    assert obstacles(world, "theirs")["no_workers"] == "Pool 'e' has no worker."
+    rest = ": it waits for a worker before it becomes a dead letter"
+    assert obstacles(world, "mine")["no_workers"] == f"Pool 'e' does not exist (did you mean 'ee'?){rest}."
+    assert obstacles(world, "theirs")["no_workers"] == f"Pool 'e' does not exist{rest}."
     assert [world.core.info(job).reason for job in ("mine", "theirs")] == [
-        "pool 'e' has no worker (did you mean 'ee'?)",
-        "pool 'e' has no worker",
+        f"pool 'e' does not exist (did you mean 'ee'?){rest}",
+        f"pool 'e' does not exist{rest}",
     ]
 
 
@@ -177,7 +215,7 @@ def test_a_wait_says_why_and_until_when():
     world.settle("a", TaskFailed("no"))
     (obstacle,) = world.core.why("a").obstacles
     assert (obstacle.kind, obstacle.until) == ("backoff", world.now + 8.0)
-    assert obstacle.text == "Attempt 1 failed; it waits for the next."
+    assert obstacle.text == "Attempt 1 failed (task_failed: no); it waits for the next."
     world.advance(8.0)
     for _ in range(2):
         world.refuse("a", LeaseExpired("its time ran out"))

@@ -54,9 +54,9 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     await asyncio.sleep(2 * LOOK_S)
     await pool_observer.stop()
     assert told == [
-        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"}), {}, ""),
-        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"}), {}, ""),
-        ("images", True, 1, 4, {}, frozenset(), {}, ""),
+        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"}), {}, frozenset({"heavy", "light"}), ""),
+        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"}), {}, frozenset(), ""),
+        ("images", True, 1, 4, {}, frozenset(), {}, frozenset({"light"}), ""),
     ]
 
 
@@ -80,8 +80,8 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     await asyncio.sleep(2 * LOOK_S)
     await pool_observer.stop()
     assert told == [
-        ("llm", True, 0, 0, {}, frozenset(), {}, ""),
-        ("llm", True, 2, 4, {}, frozenset({"generate"}), {}, ""),
+        ("llm", True, 0, 0, {}, frozenset(), {}, frozenset(), ""),
+        ("llm", True, 2, 4, {}, frozenset({"generate"}), {}, frozenset({"generate"}), ""),
     ]
     assert known.names == {"llm"}
 

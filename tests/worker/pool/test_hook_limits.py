@@ -113,8 +113,9 @@ async def test_the_stop_hooks_of_several_members_run_side_by_side(rig: Rig):
 
     async with Own(rig, pool) as own:
         await own.leader.gang(ranks=4)
+        began = asyncio.get_running_loop().time()
         assert (await own.leader.teardown(grace_s=1.0))["stopped"]
-        assert sorted(ended) == [0, 1, 2, 3]
+        assert sorted(ended) == [0, 1, 2, 3] and asyncio.get_running_loop().time() - began < 1.0
 
 
 @on_rig()

@@ -255,6 +255,11 @@ class Bus(Protocol):
         """Call `listener` on the loop at every change; returns a function that removes it."""
         ...
 
+    @property
+    def server_version(self) -> str:
+        """Of the server that it is connected to."""
+        ...
+
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
         """Open a bucket, creating it if necessary (with expiring keys and, if it is the ledger, atomic batches).
 

@@ -401,6 +401,8 @@ class Alert:
     """Series and values, a minute apart, with which it fires within an hour; for its test."""
 
 
+_NOT_PAUSED: Final = 'unless on (endpoint) sum by (endpoint) ([gangline.queue.pending]{obstacle="paused"}) > 0'
+
 ALERTS: Final = (
     Alert(
         name="GangStarves",
@@ -582,15 +584,16 @@ ALERTS: Final = (
     Alert(
         name="QueueStalls",
         expression=(
-            "max by (endpoint) ([gangline.queue.oldest]) > 300 and max by (endpoint) ([gangline.queue.running]) == 0"
+            "max by (endpoint) ([gangline.queue.oldest]) > 300 and max by (endpoint) ([gangline.queue.running]) == 0 "
+            f"{_NOT_PAUSED}"
         ),
         lasts="5m",
         severity="critical",
         summary="No task of {{ $labels.endpoint }} runs, and the oldest has waited for {{ $value | humanizeDuration }}",
-        means="Submitted tasks wait for more than five minutes, and none runs.",
+        means="Submitted tasks wait for more than five minutes, and none runs. Not of paused queues.",
         look=("gangline queue ls", "gangline why JOB", "gangline workers"),
         do=(
-            "Is the queue paused, or limited to nothing? `gangline route ls` shows it.",
+            "Is the queue limited to nothing? `gangline route ls` shows it.",
             "Are there workers of its pools, and are they full of other work?",
         ),
         fires=(
@@ -599,13 +602,97 @@ ALERTS: Final = (
         ),
     ),
     Alert(
+        name="QueueLate",
+        expression=f"max by (endpoint) ([gangline.queue.oldest]) > 3600 {_NOT_PAUSED}",
+        lasts="15m",
+        severity="warning",
+        summary="The oldest task of {{ $labels.endpoint }} has waited for {{ $value | humanizeDuration }}",
+        means="Submitted tasks start more than an hour late, though some may run. Not of paused queues.",
+        look=("gangline queue ls", "gangline why JOB", "gangline jobs ls --state queued --endpoint ENDPOINT"),
+        do=(
+            "`why` says what the oldest waits for: slots, a limit, the order of its key, workers.",
+            "Cancel what nobody needs any more: `gangline cancel --all --endpoint ENDPOINT --older-than 1h`.",
+        ),
+        fires=(('[gangline.queue.oldest]{endpoint="images"}', "3600+60x60"),),
+    ),
+    Alert(
+        name="QueueLost",
+        expression=(
+            "max by (endpoint) (max_over_time([gangline.queue.depth][1d])) unless max by (endpoint) "
+            "([gangline.queue.depth])"
+        ),
+        lasts="5m",
+        severity="critical",
+        summary="No dispatcher reports the queue {{ $labels.endpoint }} any more",
+        means="A queue that had a dispatcher within the last day has none that is scraped.",
+        look=("gangline queue ls", "gangline history --kind leader_yielded --since 30m"),
+        do=("Start a dispatcher: `gangline dispatcher`. Run two, so that one may fail.",),
+        fires=(('[gangline.queue.depth]{endpoint="images"}', "1x20 _x40"),),
+    ),
+    Alert(
+        name="PoolLost",
+        expression=(
+            "sum by (pool) (max_over_time([gangline.worker.slots.total][1d])) unless sum by (pool) "
+            "([gangline.worker.slots.total])"
+        ),
+        lasts="5m",
+        severity="critical",
+        summary="Pool {{ $labels.pool }} has lost all its workers",
+        means="A pool that had workers within the last day has none that is scraped.",
+        look=("gangline workers POOL", "gangline history --kind worker_lost --since 30m"),
+        do=("Start its workers, or, if the pool is gone for good, silence the alert for a day.",),
+        fires=(('[gangline.worker.slots.total]{pool="images", worker="w1"}', "4x20 _x40"),),
+    ),
+    Alert(
+        name="PoolTooSmall",
+        expression=(
+            "sum by (pool) ([gangline.pool.slots_wanted]) > 1.2 * sum by (pool) ([gangline.worker.slots.total]) "
+            "or (sum by (pool) ([gangline.pool.slots_wanted]) > 0 unless sum by (pool) ([gangline.worker.slots.total]))"
+        ),
+        lasts="15m",
+        severity="info",
+        summary="Pool {{ $labels.pool }} needs {{ $value }} slots and has fewer",
+        means="For 15 minutes a pool has needed more than 1.2 times the slots that it has.",
+        look=("gangline workers POOL", "gangline leases POOL", "gangline queue ls"),
+        do=("Add workers, or let an autoscaler follow the sum of `gangline.pool.slots_wanted`.",),
+        fires=(
+            ('[gangline.pool.slots_wanted]{pool="images", source="jobs"}', "10x60"),
+            ('[gangline.worker.slots.total]{pool="images", worker="w1"}', "4x60"),
+        ),
+    ),
+    Alert(
+        name="LeaderLost",
+        expression=(
+            "max by (namespace, shard) (max_over_time([gangline.coordinator.term][1d])) unless max by "
+            "(namespace, shard) ([gangline.coordinator.term])"
+        ),
+        lasts="2m",
+        severity="critical",
+        summary="No coordinator leads in {{ $labels.namespace }}",
+        means="There was a leader within the last day, and no process that is scraped says that it leads.",
+        look=("gangline history --kind leader_yielded --since 30m", "gangline gang ls"),
+        do=("Start a coordinator: `gangline coordinator`. Run two, so that one may fail.",),
+        fires=(('[gangline.coordinator.term]{namespace="gangline"}', "7x20 _x40"),),
+    ),
+    Alert(
+        name="ScrapeFails",
+        expression='up{job="gangline"} == 0',
+        lasts="2m",
+        severity="warning",
+        summary="{{ $labels.instance }} does not answer Prometheus",
+        means="A process of the job `gangline` is gone or frozen. The other alerts know nothing of it.",
+        look=("gangline health --port PORT",),
+        do=("Look at its log and at the machine. If it is gone for good, take it out of the scrape configuration.",),
+        fires=(('up{job="gangline", instance="w1"}', "0x60"),),
+    ),
+    Alert(
         name="DeadLetters",
         expression="sum by (endpoint, reason) (increase([gangline.queue.dead][15m])) > 0",
         lasts="0m",
         severity="warning",
         summary="Tasks of {{ $labels.endpoint }} became dead letters: {{ $labels.reason }}",
         means="Submitted tasks became dead letters: they will not be retried.",
-        look=("gangline dead ls ENDPOINT", "gangline dead show JOB"),
+        look=("gangline dead ls --endpoint ENDPOINT", "gangline dead show JOB"),
         do=("Fix the cause, then `gangline dead replay JOB`, or drop them: `gangline dead rm JOB`.",),
         fires=(('[gangline.queue.dead]{endpoint="images", reason="failed"}', "0+1x60"),),
     ),
@@ -618,7 +705,7 @@ ALERTS: Final = (
         means="Credentials or certificates with which a process connects end within a week. It cannot connect then.",
         look=("gangline roles --jwt FOLDER USER...", "openssl x509 -enddate -noout -in FILE"),
         do=(
-            "`gangline roles --jwt` renews credentials of which less than a third is left, and `--renew` all: "
+            "`gangline roles --jwt FOLDER` renews credentials of which less than a third is left, and `--renew` all: "
             "[with JWTs](permissions.md#with-jwts). Reload the servers before you copy the new files to the processes.",
             "Replace certificates one process after the other, while the CA files have both authorities.",
         ),

@@ -138,6 +138,7 @@ _MOST_CLIENTS: Final = 16
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 64
     probes: ProbeServer
 
     def __init__(self, *arguments: Any) -> None:

@@ -150,11 +150,7 @@ class JetStreamApi:
         version = self._bus.server_version
         if version == self._checked_version:
             return
-        if _parse_version(version) < MINIMUM_VERSION:
-            raise ServerUnsupported(
-                f"this nats-server is {version}: gangline needs 2.12 or later (atomic batches); update the server",
-                details={"version": version},
-            )
+        check_version(version)
         try:
             await self.call("INFO", what="describe the account", timeout_s=timeout_s)
         except ApiError as error:
@@ -195,6 +191,18 @@ def parse_answer(answer: Message, what: str) -> dict[str, Any]:
     if error:
         raise ApiError(what, error)
     return body
+
+
+def check_version(version: str) -> None:
+    """
+    Raises:
+        ServerUnsupported: a nats-server of this version is too old.
+    """
+    if _parse_version(version) < MINIMUM_VERSION:
+        raise ServerUnsupported(
+            f"this nats-server is {version}: gangline needs 2.12 or later (atomic batches); update the server",
+            details={"version": version},
+        )
 
 
 def _parse_version(text: str) -> tuple[int, int]:

@@ -265,6 +265,11 @@ class Bus(Protocol):
         reads, so any thread may call it."""
         ...
 
+    @property
+    def server_version(self) -> str:
+        """Of the server that it is connected to."""
+        ...
+
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
         """Open a bucket, creating it if necessary (with expiring keys and, if it is the ledger, atomic batches).
 

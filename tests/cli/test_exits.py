@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import NotPermitted
 from gangline.cli.console.exits import Exit, exit_code_of, one_line, refusals, report
 from gangline.schemas.errors import base as errors
@@ -96,3 +97,11 @@ def test_what_the_server_forbade_is_said_once_and_where_the_error_does_not_say_i
         refusals.clear()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(told) and all(text in line for line, text in zip(lines, told, strict=True))
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("command", [("workers",), ("leases",), ("gang", "ls"), ("jobs", "ls"), ("why", "images.j1")])
+def test_a_server_that_is_too_old_is_named_instead_of_an_empty_list(invoke, nats_url, monkeypatch, command):
+    monkeypatch.setattr(NatsBus, "server_version", "2.11.4")
+    done = invoke(*command, "--server", nats_url)
+    assert done.exit_code != 0 and "this nats-server is 2.11.4: gangline needs 2.12 or later" in done.output

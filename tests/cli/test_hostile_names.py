@@ -134,7 +134,7 @@ def test_nothing_prints_or_marks_up_past_it():
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if name in ("click.echo", "click.secho", "print", "Text.from_markup", "sys.stdout.write"):
                 found.append(f"{path.relative_to(root)}:{node.lineno} {name}")
-    allowed = ("console/output.py:", "__init__.py:")  # the second: that an extra is not installed
+    allowed = ("console/output.py:", "__init__.py:", "serving/probe.py:")  # the others import no click
     assert not [each for each in found if not each.startswith(allowed)]
 
 

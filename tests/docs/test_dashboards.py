@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pytest
 import yaml
 
+from gangline.cli.app import gangline
 from gangline.telemetry.metrics.catalogue import METRICS
 
 from ..support.promtool import GET_PROMTOOL, PROMTOOL
@@ -21,12 +24,12 @@ from ..support.rows import case
 ROOT = Path(__file__).resolve().parents[2]
 made: Any = runpy.run_path(str(ROOT / "docs" / "dashboards.py"))
 KEYWORDS: Final = {"by", "without", "on", "ignoring", "and", "or", "unless", "bool", "offset"}
-FUNCTIONS: Final = {"sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "time"}
+FUNCTIONS: Final = {"sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "time", "max_over_time"}
 KNOWN: Final = {
     (f"{info.prometheus}_{part}" if part else info.prometheus): {*info.attributes, *(("le",) if part else ())}
     for info in METRICS.values()
     for part in (("bucket", "sum", "count") if info.kind == "histogram" else ("",))
-}
+} | {"up": {"job", "instance"}}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -72,7 +75,7 @@ def test_an_expression_names_metrics_and_labels_that_are_exported():
             assert names and names <= set(KNOWN), names - set(KNOWN)
             for name in names:
                 # Both sides of a division have the labels by which they are grouped.
-                assert labels - {"source"} <= KNOWN[name] | {"source"}, (name, labels)
+                assert labels - {"source", "obstacle"} <= KNOWN[name], (name, labels)
             assert labels <= set.union(*(KNOWN[name] for name in names))
 
 
@@ -94,6 +97,23 @@ def test_alerts_have_names_of_their_own_and_say_what_to_do():
     for rule in rules:
         file, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert anchor == rule["alert"].lower() and f"\n## {rule['alert']}\n" in (ROOT / file).read_text()
+
+
+def test_a_command_of_a_runbook_is_one_that_exists():
+    """With its options, and as many arguments as it takes."""
+    for alert in made["ALERTS"]:
+        texts = [*alert.look, *(part for text in alert.do for part in re.findall(r"`(gangline [a-z][^`]*)`", text))]
+        for text in texts:
+            first, *words = shlex.split(text)
+            if first != "gangline" or words[0].startswith("gangline."):
+                continue
+            with case(alert.name, text):
+                command, context = gangline, click.Context(gangline, info_name="gangline")
+                while isinstance(command, click.Group):
+                    command = command.get_command(context, words.pop(0))
+                    assert command is not None
+                words = ["4281" if word == "PORT" else word for word in words]
+                command.make_context(command.name, words, parent=context)
 
 
 def test_dashboards_have_ids_of_their_own_and_panels_that_do_not_overlap():

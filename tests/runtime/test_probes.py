@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from gangline.runtime import probes
 from gangline.runtime.probes import LIVE_S, ProbeServer
 from gangline.schemas.errors.base import InvalidSettings
 
@@ -112,7 +113,8 @@ async def test_a_client_that_sends_rubbish_or_nothing_blocks_nobody():
         server.stop()
 
 
-async def test_clients_that_send_nothing_take_a_bounded_number_of_threads():
+async def test_clients_that_send_nothing_take_a_bounded_number_of_threads(monkeypatch):
+    monkeypatch.setattr(probes._Handler, "timeout", 300.0)
     server = ProbeServer("127.0.0.1", 0, ready=lambda: ())
     server.start()
     threads = threading.active_count()

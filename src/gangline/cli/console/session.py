@@ -58,13 +58,17 @@ async def open_client(connection: ConnectionOptions, name: str, *, gateway: bool
 
     Raises:
         ServerUnreachable: no server at that address.
+        ServerUnsupported: it is too old. Commands that only read would find nothing there.
     """
+    from ...bus.jetstream.api import check_version
     from ...bus.port.bus import BucketSettings
     from ...dispatcher.client.client import connect
 
     _log_for_people(connection.debug)
     how, bucket = connection.settings(wait_for_server=False), BucketSettings.from_environment()
     async with connect(how, namespace=connection.namespace, name=name, bucket=bucket, gateway=gateway) as client:
+        if not gateway:
+            check_version(client.router.bus.server_version)
         try:
             yield client
         except (NoWorkers, GangImpossible) as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ..runtime.clock import Environment
-from ..runtime.loop_owner import not_ours, running_loop
+from ..runtime.loop_thread import not_ours, running_loop
 from ..runtime.tasks import TaskSet, set_within
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi

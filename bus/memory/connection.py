@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
@@ -137,8 +137,10 @@ class MemorySubscription:
 class MemoryConnection:
     """A connection without storage, which `MemoryBus` adds."""
 
-    server_version: Final = "2.15.0"
-    """The in-memory server behaves like this version."""
+    @property
+    def server_version(self) -> str:
+        """The in-memory server behaves like this version."""
+        return "2.15.0"
 
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub = hub

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...bus.port.subjects import Subscription
-from ...runtime.loop_owner import not_ours, running_loop
+from ...runtime.loop_thread import not_ours, running_loop
 from ...schemas.errors.base import ClosedError, GanglineError, GangNotFormed, Unavailable
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names

@@ -13,7 +13,7 @@ from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.subjects import Subscription
 from ...bus.rpc.requester import error_in
 from ...runtime.clock import Environment
-from ...runtime.loop_owner import not_ours, running_loop
+from ...runtime.loop_thread import not_ours, running_loop
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import (
     ClosedError,

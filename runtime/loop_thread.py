@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextvars
@@ -10,9 +11,9 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from ..schemas.errors.base import ClosedError
+from ..schemas.errors.base import ClosedError, InvalidSettings
 from .tracebacks import FRAMES_HIDDEN, hide_frames
 
 T = TypeVar("T")
@@ -82,10 +83,35 @@ class _ThreadCall(Generic[T]):
         return self._task.result()
 
 
+_GREEN: Final = {"gevent": "monkey.patch_all()", "eventlet": "monkey_patch()"}
+
+
+def _check_threads() -> None:
+    """
+    Raises:
+        InvalidSettings: threads were replaced by greenlets, which all run in one thread. The event loop would block it,
+            and the caller would wait for ever.
+    """
+    for name in ("start_new_thread", "start_joinable_thread"):  # the latter since Python 3.13
+        origin = getattr(getattr(_thread, name, None), "__module__", None) or ""
+        library = origin.partition(".")[0]
+        if library in _GREEN:
+            raise InvalidSettings(
+                f"connect_sync needs real threads, and {library} has replaced them ({_GREEN[library]}): every call "
+                "would wait for ever. Use a server with real threads (gunicorn -k gthread), or call from a process "
+                "that is not patched"
+            )
+
+
 class LoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
+        """
+        Raises:
+            InvalidSettings: there are no real threads.
+        """
+        _check_threads()
         self._process = os.getpid()
         self._loop = (loop_factory() or asyncio.new_event_loop)()
         self._thread = threading.Thread(target=self._main, name="gangline-client", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import os
@@ -11,8 +12,8 @@ from types import TracebackType
 
 import pytest
 
-from gangline.runtime.loop_thread import OwningProxy, SyncContext, iterate
-from gangline.schemas.errors.base import ClosedError
+from gangline.runtime.loop_thread import LoopThread, OwningProxy, SyncContext, iterate
+from gangline.schemas.errors.base import ClosedError, InvalidSettings
 
 
 class Target:
@@ -203,3 +204,14 @@ def test_after_a_fork_it_says_that_the_child_has_to_connect_itself() -> None:
         os.waitpid(child, 0)
         assert os.read(reading, 1000).decode() == "this client was made before a fork: connect in the child process"
         assert proxy.caller() is proxy.target.thread
+
+
+@pytest.mark.parametrize("module", ["gevent.thread", "eventlet.green.thread"])
+def test_greenlets_in_the_place_of_threads_are_refused_at_once(monkeypatch, module):
+    def start_new_thread(function, arguments):
+        raise AssertionError("it would wait for ever")
+
+    start_new_thread.__module__ = module
+    monkeypatch.setattr(_thread, "start_new_thread", start_new_thread)
+    with pytest.raises(InvalidSettings, match=f"{module.partition('.')[0]} has replaced them.*gthread"):
+        LoopThread()

@@ -40,7 +40,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "telemetry": ("setup", "metrics", "tracing", "logs"),
     "runtime": (
-        *("lifecycle", "probes", "service_manager", "loop_thread", "failure_detector", "tasks", "timers", "rate"),
+        *("lifecycle", "probes", "service_manager", "loop_owner", "loop_thread"),
+        *("failure_detector", "tasks", "timers", "rate"),
         *("tracebacks", "state_machine", "clock"),
     ),
     "bus": (

@@ -273,7 +273,11 @@ class GrantPipeline:
     def _rendezvous(self, attempt: HoldAttempt) -> Rendezvous | None:
         first = attempt.seats[0]
         answer = attempt.answers.get(WorkerId(first.pool, first.worker))
-        host = first.address.rpartition(":")[0] if ":" in first.address else first.address
+        host = first.address
+        if host.startswith("["):
+            host = host[1:].partition("]")[0]  # [::1] or [::1]:7000
+        elif host.count(":") == 1:
+            host = host.partition(":")[0]  # more colons are an IPv6 address, without a port
         if answer is None or answer.port is None:
             return None
         return Rendezvous(host=host or first.node or "127.0.0.1", port=answer.port)

@@ -63,6 +63,29 @@ async def test_a_gang_is_granted_told_of_and_released(system):
     assert [event["kind"] for event in system.events] == ["queued", "formed", "ready", "torn_down", "ended"]
 
 
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("::1", "::1"),
+        ("[::1]", "::1"),
+        ("[::1]:7000", "::1"),
+        ("fe80::2%eth0", "fe80::2%eth0"),
+        ("[fe80::2%eth0]:7000", "fe80::2%eth0"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1:7000", "10.0.0.1"),
+        ("gpu-1.example", "gpu-1.example"),
+        ("gpu-1.example:7000", "gpu-1.example"),
+        (":7000", "node-1"),
+        ("", "node-1"),
+    ],
+)
+async def test_members_meet_at_the_host_of_rank_0_however_its_address_is_written(system, address, host):
+    await system.worker(node="node-1", address=address)
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1)
+    assert gang["rendezvous"] == {"host": host, "port": 4711}
+
+
 async def test_workers_are_told_before_the_owner_hears(system, hub):
     await system.worker()
     await leading(system)

@@ -118,7 +118,8 @@ def summary(gang: GangReply) -> str:
     if gang.fence:
         parts.append(f"fence {gang.fence}")
     if gang.rendezvous is not None:
-        parts.append(f"rendezvous {gang.rendezvous.host}:{gang.rendezvous.port}")
+        host, port = gang.rendezvous.plain
+        parts.append(f"rendezvous [{host}]:{port}" if ":" in host else f"rendezvous {host}:{port}")
     if gang.restarts:
         parts.append(f"{count_of(gang.restarts, 'restart')} ({count_of(gang.failures, 'failure')})")
     if gang.lost:

@@ -1,5 +1,11 @@
-"""Timer queues, backoff, and the margin for times that another machine measures. The owner of a queue sets one timer of
-the event loop for its `next_at`. Pure: the caller draws the randomness."""
+"""Timer queues, backoff, the margin for times that another machine measures, and how long tasks take and wait. The
+owner of a queue sets one timer of the event loop for its `next_at`. Pure: the caller draws the randomness.
+
+`UsualDurations` and `Pace` keep a queue useful while more is wanted than can be done. A queue in order of arrival
+collapses then: each request waits nearly until its deadline, starts with too little time, and is cancelled. A queue
+that refuses the requests that can hardly end in time goes on at full rate, and one that refuses at once what waits in
+vain tells its callers early.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,18 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 _SLACK: Final = 64
 """Maximum number of outdated entries that are tolerated."""
+
+MOST_METHODS: Final = 1000
+"""Methods of one queue whose durations are remembered; the one learned first makes room for another."""
+
+_MEAN_GAIN: Final = 1 / 8
+_DEVIATION_GAIN: Final = 1 / 4
+_DEVIATIONS: Final = 4.0
+_GROWTH: Final = 1.25
+_UNFIT_PART: Final = 0.75
+_MARGIN: Final = 1 / 16
+_WINDOW_S: Final = 1.0
+_WINDOW_TAKEN: Final = 16
 
 K = TypeVar("K", bound=tuple[Any, ...] | int)
 
@@ -253,3 +271,97 @@ class IdLease:
     def lapse(self) -> None:
         """It has become uncertain."""
         self.until = float("-inf")
+
+
+class UsualDurations:
+    """By method: the mean duration plus four times its mean deviation, as TCP estimates when an answer is late
+    (RFC 6298). Old durations fade: each new one takes an eighth of the weight."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}
+        """Mean and mean deviation, in seconds."""
+
+    def __repr__(self) -> str:
+        return f"UsualDurations({len(self._known)} methods)"
+
+    def ended(self, method: str, seconds: float) -> None:
+        """An execution has ended by itself after this time."""
+        known = self._known.get(method)
+        if known is None:
+            if len(self._known) >= MOST_METHODS:
+                del self._known[next(iter(self._known))]
+            self._known[method] = seconds, seconds / 8
+            return
+        mean, deviation = known
+        off = seconds - mean
+        self._known[method] = mean + _MEAN_GAIN * off, deviation + _DEVIATION_GAIN * (abs(off) - deviation)
+
+    def cut_short(self, method: str, seconds: float) -> None:
+        """An execution was cancelled after this time, because it had no more: it would have taken longer."""
+        usual_s = self.usual_s(method)
+        if usual_s is None or usual_s < seconds * _GROWTH:
+            self._known.pop(method, None)
+            self.ended(method, seconds * _GROWTH / (1 + _DEVIATIONS / 8))
+
+    def usual_s(self, method: str) -> float | None:
+        """In which time nearly every execution ends; None: not known yet."""
+        known = self._known.get(method)
+        return None if known is None else known[0] + max(_DEVIATIONS * known[1], _MARGIN * known[0])
+
+    def shortage(self, method: str, left_s: float) -> str:
+        """Text: how much time is left, and how much the task usually needs."""
+        usual_s = self.usual_s(method)
+        return f"{max(0.0, left_s):.3g} s are left, and {method} usually takes up to {usual_s or 0.0:.3g} s"
+
+    def needed_s(self, method: str, whole_s: float) -> float:
+        """How much time must be left when a request starts that had `whole_s` from its beginning.
+
+        If even that is less than the task usually needs, its caller knows better (this one is quick, or has to be tried
+        anyway): then it may wait for a quarter of its time.
+        """
+        usual_s = self.usual_s(method)
+        if usual_s is None:
+            return 0.0
+        return usual_s if usual_s <= whole_s else _UNFIT_PART * whole_s
+
+
+class Pace:
+    """How many requests wait in one line, and how fast they get slots, counted over the last second or more, and over
+    at least the last 16 of them."""
+
+    __slots__ = ("_before", "_before_since", "_since", "_taken", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Requests that wait."""
+        self._before_since: float | None = None
+        self._before = 0
+        """Taken in the window before."""
+        self._since: float | None = None
+        self._taken = 0
+        """Taken in the current window."""
+
+    def took(self, now: float) -> None:
+        """A request gets its slots."""
+        if self._since is None:
+            self._since = now
+        elif self._taken >= _WINDOW_TAKEN and now - self._since >= _WINDOW_S:
+            self._before, self._before_since = self._taken, self._since
+            self._taken, self._since = 0, now
+        self._taken += 1
+
+    def in_vain_s(self, left_s: float, now: float) -> float | None:
+        """How long one more request would wait, if that is more than twice as long as it can; None: it is not, or is
+        not known yet. Twice, because the pace may change, and nobody is to be refused who could have been served."""
+        wait_s = self.wait_s(now)
+        return wait_s if wait_s is not None and wait_s > 2 * left_s else None
+
+    def wait_s(self, now: float) -> float | None:
+        """How long one more request would wait at this pace; None: too few have got their slots yet."""
+        taken = self._before + self._taken
+        since = self._since if self._before_since is None else self._before_since
+        if taken < _WINDOW_TAKEN or since is None:
+            return None
+        return self.size * max(0.0, now - since) / taken

@@ -12,9 +12,10 @@ import math
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Final
 
-from ...schemas.errors.base import GanglineError, LeaseBusy
+from ...runtime.timers import UsualDurations
+from ...schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy
 from ...schemas.names import WorkerId
-from ...schemas.wire.frames import RequestOp, TaskFlag
+from ...schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
@@ -25,6 +26,7 @@ from ..transport.exchange import RequestExchange
 from .call import Call, fate_of, result_of
 from .streaming import StreamRequest, no_stream, stream_end, streams
 
+_ENDED: Final = (int(AnswerOp.OK), int(AnswerOp.END))
 _STREAM: Final = int(TaskFlag.STREAM)
 """A plain number: arithmetic with enum flags is slow."""
 
@@ -84,6 +86,10 @@ class TaskTarget(AttemptTarget):
     """Whether `sent` and `left` are to be called."""
     ended: Outcome
     """How the last attempt of a stream ended."""
+    sent_at = 0.0
+    """Loop time, not after the last attempt was sent."""
+    usual: UsualDurations | None = None
+    """What learns how long the attempts take; None: nothing."""
 
     def __init__(self, order: Call) -> None:
         self.order = order
@@ -117,6 +123,7 @@ class TaskTarget(AttemptTarget):
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 caller.abandon(flight)
+            self.learn(error, exchange.loop.time())
             if self.told:
                 self.left(flight, error)
             if spans:
@@ -125,6 +132,7 @@ class TaskTarget(AttemptTarget):
         finally:
             if timer is not None:
                 timer.cancel()
+        self.learn(outcome, exchange.loop.time())
         if self.told:
             self.left(flight, None)
         if traced and (fate := fate_of(outcome)) is not None:
@@ -150,12 +158,23 @@ class TaskTarget(AttemptTarget):
             self.left(flight, error)
             raise
         self.left(flight, None)
+        self.learn(flight.end, caller.exchange.loop.time())
         self.ended = stream_end(flight)
 
     def settle(self, outcome: Outcome) -> TryOutcome | None:
         return fate_of(outcome)
 
     result = staticmethod(result_of)
+
+    def learn(self, end: object, now: float) -> None:
+        """An attempt ended so: learn how long its task takes. Failures say nothing about it, nor do
+        attempts that hung until their `timeout_s`."""
+        if self.usual is None:
+            return
+        if type(end) is list and end[0] in _ENDED:
+            self.usual.ended(self.order.method, now - self.sent_at)
+        elif isinstance(end, DeadlineExceeded):
+            self.usual.cut_short(self.order.method, now - self.sent_at)
 
     @property
     def where(self) -> tuple[WorkerId, str | None]:
@@ -206,6 +225,7 @@ class PoolTarget(TaskTarget):
         self.books: Settlement = pool
         self.pool = pool
         self.routed_request = routed_request
+        self.usual = pool.core.usual
 
     @property
     def uncertain(self) -> bool:
@@ -320,9 +340,8 @@ class AttemptLoop:
         """
         exchange, routed_request = self.exchange, target.routed_request
         try:
-            frame = target.order.frame(
-                flight.id, exchange.loop.time(), target.token, trace, routed_request.attempts, window
-            )
+            target.sent_at = now = exchange.loop.time()
+            frame = target.order.frame(flight.id, now, target.token, trace, routed_request.attempts, window)
             exchange.launch(flight, frame)
         except GanglineError:
             target.unsent()

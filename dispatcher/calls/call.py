@@ -349,7 +349,7 @@ class Call:
             model=options.model,
             labels=options.labels,
             idempotent=options.idempotent,
-            patient=self.deadline is not None,
+            deadline=self.deadline,
             max_attempts=options.max_attempts or max_attempts,
             queue=options.queue,
             tenant=self.tenant,

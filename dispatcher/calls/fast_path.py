@@ -140,7 +140,9 @@ class PlainFlight(ShortFlight):
                 return False
             self._end(frame)
             return True
-        self.worker.ended += 1  # all flights that one message ends are settled together
+        worker = self.worker
+        worker.ended += 1  # all flights that one message ends are settled together
+        worker.latest = self
         if self.key is not None and (core := self.pool.core).waiting:
             core.progressed_on(self.method, self.key, self.future.get_loop().time())
         # `_done`, inlined for speed.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...runtime.tasks import set_within
-from ...runtime.timers import Backoff
+from ...runtime.timers import Backoff, UsualDurations
 from ...schemas.errors.base import GanglineError, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
 from ...telemetry.tracing import NO_SPAN, Span
@@ -105,7 +105,7 @@ class MemberChannel:
         self._caller = caller
         self._pool = pool
         self._loop = caller.exchange.loop
-        self.slots = LeaseSlots(seat.slots, self._loop)
+        self.slots = LeaseSlots(seat.slots, self._loop, UsualDurations())
         self.flights: dict[TaskRequest | StreamRequest, None] = {}
         """Attempts with a waiting caller."""
         self.methods: Mapping[str, Method] = {}
@@ -250,6 +250,7 @@ class MemberTarget(TaskTarget):
     ) -> None:
         """See MemberChannel.call."""
         self.order = order
+        self.usual = line.slots.usual
         self._line = line
         self._loop = loop
         self._patient = patient

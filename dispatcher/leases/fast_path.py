@@ -62,6 +62,8 @@ class LeasedFlight(_OnHold):
         if frame[0] != _OK:
             return super().deliver(frame)
         assert self.outbound is not None
+        if self.slots.waiting and self.slots.usual is not None and self.method:
+            self.slots.usual.ended(self.method, self.future.get_loop().time() - self.outbound.begun_at)
         self.slots.give(self)
         self.hold.used(self.outbound.begun_at)
         if self.timeouts is not None:

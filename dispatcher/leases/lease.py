@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Protocol, overload
 
-from ...runtime.timers import exponential_s
+from ...runtime.timers import UsualDurations, exponential_s
 from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden, hide_frames
 from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
 from ...schemas.handles import NamedTask, P, R, decoded, task_of
@@ -70,7 +70,7 @@ class Lease(HeldSlotsInfo):
         self._observe = observe
         self._options = options
         self._wait = wait
-        self._slots = LeaseSlots(hold.slots, caller.exchange.loop)
+        self._slots = LeaseSlots(hold.slots, caller.exchange.loop, UsualDurations())
 
     @property
     def used(self) -> int:
@@ -230,6 +230,7 @@ class LeaseTarget(HeldTarget):
     ) -> None:
         """`request`: counts the attempts; `wait`: whether to wait while all slots are in use."""
         super().__init__(order, lease.hold, slots)
+        self.usual = slots.usual
         self._slots = slots
         self._lease = lease
         self._request = request

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ...schemas.errors.base import GanglineError, LeaseBusy
+from ...runtime.timers import Pace, UsualDurations
+from ...schemas.errors.base import GanglineError, LeaseBusy, QueueFull, Saturated
 from ...schemas.text import count_of
 from ..calls.call import Call
 from ..routing.pool_core import RoutedRequest
@@ -26,13 +27,16 @@ class SlotConsumer(Protocol):
 class LeaseSlots:
     """Counts slots in use; waiting requests are served in order of arrival."""
 
-    __slots__ = ("_loop", "_waiters", "closed", "total", "used")
+    __slots__ = ("_loop", "_pace", "_waiters", "closed", "total", "used", "usual")
 
-    def __init__(self, total: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, total: int, loop: asyncio.AbstractEventLoop, usual: UsualDurations | None = None) -> None:
+        """`usual`: how long tasks take, so that none starts with less time; None: that does not matter."""
         self.total = total
         self.used = 0
         self.closed = False
+        self.usual = usual
         self._loop = loop
+        self._pace = Pace()
         self._waiters: deque[tuple[RoutedRequest, asyncio.Future[None]]] = deque()
 
     @property
@@ -59,6 +63,8 @@ class LeaseSlots:
         Raises:
             LeaseBusy: the task takes more slots than there are, or they are in use and `wait` is False.
             DeadlineExceeded: they were in use until the task's deadline.
+            Saturated: they were in use until the task had less time left than it usually needs.
+            QueueFull: it would have to wait twice as long as it can.
         """
         check()
         routed_request = order.routed_request(1)
@@ -85,9 +91,16 @@ class LeaseSlots:
 
         Raises:
             too_late: at the deadline (loop time).
+            Saturated, QueueFull: see `enter`.
         """
         if self.take_nowait(routed_request):
             return
+        routed_request.asked_at = now = self._loop.time()
+        if not self._waiters:
+            self._pace = Pace()
+        self._pace.size = len(self._waiters)
+        if deadline is not None and self.usual is not None:
+            self._check_wait(deadline - now, now)
         waiter: asyncio.Future[None] = self._loop.create_future()
         entry = (routed_request, waiter)
         self._waiters.append(entry)
@@ -118,12 +131,47 @@ class LeaseSlots:
             self.give(routed_request)
 
     def pump(self) -> None:
-        """Serve waiting requests while there are free slots."""
+        """Serve waiting requests while there are free slots; refuse those that have too little time left."""
+        now = self._loop.time()
         while self._waiters and self.used + self._waiters[0][0].cost <= self.total:
             routed_request, waiter = self._waiters.popleft()
-            if not waiter.done():
+            if waiter.done():
+                continue
+            late = self._late(routed_request, now)
+            if late is not None:
+                waiter.set_exception(late)
+            else:
                 self.used += routed_request.cost
+                self._pace.took(now)
                 waiter.set_result(None)
+
+    def _check_wait(self, left_s: float, now: float) -> None:
+        """
+        Raises:
+            QueueFull: it would wait twice as long as it can.
+        """
+        wait_s = self._pace.in_vain_s(left_s, now)
+        if wait_s is not None:
+            waiting = self._pace.size
+            raise QueueFull(
+                f"too many calls wait for the slots of the lease: {count_of(waiting, 'call')} will take about "
+                f"{wait_s:.3g} s, and this one has {left_s:.3g} s: slow down, lease more slots, or give it more time",
+                details={"waiting": waiting, "wait_s": round(wait_s, 3)},
+            )
+
+    def _late(self, routed_request: RoutedRequest, now: float) -> Saturated | None:
+        """The error if it has less time left than its task usually needs."""
+        method, deadline, asked_at = routed_request.method, routed_request.deadline, routed_request.asked_at
+        if self.usual is None or method is None or deadline is None or asked_at is None:
+            return None
+        left_s = deadline - now
+        if left_s >= self.usual.needed_s(method, deadline - asked_at):
+            return None
+        return Saturated(
+            f"all slots of the lease were in use for too long: {self.usual.shortage(method, left_s)}; "
+            "nothing was sent: lease more slots, or wait longer",
+            may_have_started=False,
+        )
 
     def close(self) -> None:
         """Grant no more slots, and wake all waiting requests."""

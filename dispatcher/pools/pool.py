@@ -208,6 +208,8 @@ class RoutedPool:
     def answered(self, worker: WorkerEntry, load: Load, epoch: int) -> None:
         now = self._loop.time()
         if worker.ended:
+            if self.core.waiting:
+                self._learn(worker, now)
             self.core.ended(worker, now)
         self.used_at = now
         if self.contains(worker):
@@ -332,6 +334,12 @@ class RoutedPool:
         return f"RoutedPool({self.core!r})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _learn(self, worker: WorkerEntry, now: float) -> None:
+        """Learn the duration of a plain request: only while others wait, so that calls stay cheap."""
+        request, worker.latest = worker.latest, None
+        if request is not None and request.method:
+            self.core.usual.ended(request.method, now - request.sent_at)
 
     def _lost(self, worker: WorkerEntry, why: str) -> None:
         self._suspects.clear(worker)

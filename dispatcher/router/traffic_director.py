@@ -404,7 +404,7 @@ class EndpointReserver:
             key=options.key,
             model=options.model,
             labels=options.labels,
-            patient=deadline is not None,
+            deadline=deadline,
             max_attempts=options.max_attempts or self._max_attempts,
             queue=options.queue,
             prefers=prefers,

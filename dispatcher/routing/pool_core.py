@@ -13,6 +13,8 @@ Laws, which `check` asserts and tests quote:
 6. Requests of a tenant with a quota of slots use no more of them at any time, and wait for each other without delaying
    others. What they use is zero when they have ended.
 7. If no worker is left, waiting requests are refused within `no_workers_wait_s`; no request waits forever.
+8. A request that waited, or is tried again while others wait, is placed only if it has as much time left as its task
+   usually needs. One that would have to wait twice as long as it can is refused at once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from ...runtime.timers import Backoff
+from ...runtime.timers import Backoff, Pace, UsualDurations
 from ...schemas.errors.base import (
     DeadlineExceeded,
     Disconnected,
@@ -71,8 +73,6 @@ class RoutedRequest:
     """None: as the task declares."""
     in_line = True
     """Whether it may wait for a worker with a free slot."""
-    patient = False
-    """Whether the caller ends the wait (it has a deadline); otherwise `saturated_wait_s` does."""
     repeatable = False
     """`idempotent`, or as the task of the last attempt declares."""
     number = 0
@@ -81,6 +81,9 @@ class RoutedRequest:
     """The worker that it goes to if that has room, whatever the policy says."""
     queue: Hashable = None
     waits: object | None = None
+    pace: Pace | None = None
+    deadline: float | None = None
+    """Loop time at which its caller ends the wait; None: `saturated_wait_s` ends it."""
     queued_at = 0.0
     """Since when it has been waiting to be accepted, including refusals."""
     attempts = 0
@@ -119,7 +122,7 @@ class RoutedRequest:
         model: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotent: bool | None = None,
-        patient: bool = False,
+        deadline: float | None = None,
         max_attempts: int = 10_000,
         queue: bool | None = None,
         tenant: str = "",
@@ -137,8 +140,8 @@ class RoutedRequest:
             self.labels = labels
         if idempotent is not None:
             self.idempotent = self.repeatable = idempotent
-        if patient:
-            self.patient = patient
+        if deadline is not None:
+            self.deadline = deadline
         if queue is False:
             self.in_line = False
         if tenant:
@@ -206,6 +209,8 @@ class RoutingCore:
         """When a worker last joined or left."""
         self._moving = False
         """Whether a worker accepted a request since the current interval began."""
+        self.usual = UsualDurations()
+        """How long tasks usually take, by method, from when they are sent until they are answered."""
         self.probes = 0
         """Number of backoff intervals that ended with a probe."""
 
@@ -229,7 +234,8 @@ class RoutingCore:
             UnknownMethod: there are workers, and none has the task.
             InvalidRequest: it names a model, and no worker has models.
             Saturated: no worker has that many slots, busy or not.
-            QueueFull: it would have to wait, and `max_queued` requests wait already.
+            QueueFull: it would have to wait, and `max_queued` requests wait already, or as many as will take longer
+                than it has time.
         """
         if not routed_request.number:
             routed_request.number = next(self._numbers)
@@ -248,6 +254,8 @@ class RoutingCore:
                 "slow down, or raise max_queued",
                 details={"pool": self.pool, "max_queued": self._settings.max_queued},
             )
+        if routed_request.deadline is not None and routed_request.in_line and not routed_request.moved:
+            self._check_wait(routed_request, routed_request.deadline, now)
         self._line.add(routed_request)
         return False
 
@@ -338,9 +346,12 @@ class RoutingCore:
 
         Raises:
             WorkerLost, ResultLost: it may have started and is not idempotent.
-            Saturated, ...: `max_attempts` are used up; see `give_up`.
+            Saturated, ...: `max_attempts` are used up; see `give_up`. Or others wait, and it has less time left than
+                its task usually needs.
         """
         self.judge(routed_request, fate, now)
+        if self._line.size and (late := self._late(routed_request, now)) is not None:
+            raise late
         if self.view.workers:
             if (error := self._impossible(routed_request)) is not None:
                 raise error
@@ -472,9 +483,15 @@ class RoutingCore:
         effects: list[Effect] = []
         for head in self._line.heads():
             following: RoutedRequest | None = head
-            while following is not None and self._try(following, now):
-                self._line.take(following, following.cost)
-                effects.append(Placed(following))
+            while following is not None:
+                if (late := self._late(following, now)) is not None:
+                    self._line.remove(following)
+                    effects.append(PlacementRefused(following, late))
+                elif self._try(following, now):
+                    self._line.take(following, following.cost, now)
+                    effects.append(Placed(following))
+                else:
+                    break
                 following = self._line.next_after(following)
             if not self._has_room(freed):
                 break
@@ -490,9 +507,12 @@ class RoutingCore:
         effects += self.pump(now)
         # While requests are being accepted, answers show where there is room, and a probe would only be rejected.
         for head in [] if self._moving else self._line.heads():
-            if self._try(head, now, anyhow=True):
+            if (late := self._late(head, now)) is not None:
+                self._line.remove(head)
+                effects.append(PlacementRefused(head, late))
+            elif self._try(head, now, anyhow=True):
                 self.probes += 1
-                self._line.take(head, head.cost)
+                self._line.take(head, head.cost, now)
                 effects.append(Placed(head))
         return effects
 
@@ -710,6 +730,30 @@ class RoutingCore:
             details={"pool": self.pool, "labels": dict(wanted)},
         )
 
+    def _late(self, routed_request: RoutedRequest, now: float) -> GanglineError | None:
+        """The error if it has less time left than its task usually needs. Slots are reserved in no time."""
+        method, deadline, asked_at = routed_request.method, routed_request.deadline, routed_request.asked_at
+        if deadline is None or method is None or asked_at is None or routed_request.slots is not None:
+            return None
+        left_s = deadline - now
+        if left_s >= self.usual.needed_s(method, deadline - asked_at):
+            return None
+        return self.give_up(routed_request, f"in time ({self.usual.shortage(method, left_s)})")
+
+    def _check_wait(self, routed_request: RoutedRequest, deadline: float, now: float) -> None:
+        """
+        Raises:
+            QueueFull: it would wait twice as long as it can.
+        """
+        pace = self._line.pace(routed_request)
+        if pace is None or (wait_s := pace.in_vain_s(deadline - now, now)) is None:
+            return
+        raise QueueFull(
+            f"the queue for pool {self.pool!r} is too long: {count_of(pace.size, 'request')} will take about "
+            f"{wait_s:.3g} s, and this one has {deadline - now:.3g} s: slow down, add workers, or give it more time",
+            details={"pool": self.pool, "waiting": pace.size, "wait_s": round(wait_s, 3)},
+        )
+
     def _hopeless_at(self, routed_request: RoutedRequest) -> float:
         return max(routed_request.queued_at, self._empty_since) + self._settings.no_workers_wait_s
 
@@ -725,7 +769,7 @@ class RoutingCore:
     def _hopeless(self, routed_request: RoutedRequest, now: float) -> GanglineError | None:
         limit_s = self._settings.saturated_wait_s
         if (
-            not routed_request.patient
+            routed_request.deadline is None
             and max(routed_request.queued_at, self._progress.get(routed_request.queue, 0.0)) + limit_s <= now
         ):
             return self.give_up(routed_request, f"for {plain(limit_s)} s")

@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from ...runtime.timers import Pace
+
 
 class QueueItem(Protocol):
     """An item of a WaitQueue."""
@@ -18,6 +20,8 @@ class QueueItem(Protocol):
     """The account that it belongs to; empty: Gangline's own."""
     waits: object | None
     """The WaitQueue in which it waits now; None: it does not wait. Set by WaitQueue."""
+    pace: Pace | None
+    """The part of the queue in which it waits. Set by WaitQueue."""
 
 
 W = TypeVar("W", bound=QueueItem)
@@ -72,12 +76,13 @@ class TenantTurns:
 class _Line(Generic[W]):
     """One class: a heap for each tenant, and whose turn it is."""
 
-    __slots__ = ("_owner", "_queue", "heaps", "turns")
+    __slots__ = ("_owner", "_queue", "heaps", "paces", "turns")
 
     def __init__(self, owner: WaitQueue[W], queue: Hashable, turns: TenantTurns) -> None:
         self._owner = owner
         self._queue = queue
         self.heaps: dict[str, list[tuple[int, W]]] = {}
+        self.paces: dict[str, Pace] = {}
         self.turns = turns
 
     def push(self, item: W) -> None:
@@ -85,6 +90,9 @@ class _Line(Generic[W]):
         if heap is None:
             self.turns.enter(item.tenant)
             heap = self.heaps[item.tenant] = []
+            self.paces[item.tenant] = Pace()
+        item.pace = pace = self.paces[item.tenant]
+        pace.size += 1
         heapq.heappush(heap, (item.number, item))
 
     def heads(self) -> list[W]:
@@ -106,7 +114,7 @@ class _Line(Generic[W]):
             if item.waits is self._owner and item.queue == self._queue:
                 return item
             heapq.heappop(heap)
-        del self.heaps[tenant]
+        del self.heaps[tenant], self.paces[tenant]
         self.turns.leave(tenant)
         return None
 
@@ -160,10 +168,12 @@ class WaitQueue(Generic[W]):
             line = self._lines[item.queue] = _Line(self, item.queue, TenantTurns(self._weight_of))
         line.push(item)
 
-    def take(self, item: W, slots: int) -> None:
+    def take(self, item: W, slots: int, now: float) -> None:
         """Remove an item that gets this many slots now."""
         line = self._lines[item.queue]
         line.turns.take(item.tenant, slots)
+        if item.pace is not None:
+            item.pace.took(now)
         self.remove(item)
 
     def remove(self, item: W) -> bool:
@@ -171,12 +181,20 @@ class WaitQueue(Generic[W]):
         if item.waits is not self:
             return False
         item.waits = None
+        if item.pace is not None:
+            item.pace.size -= 1
+            item.pace = None
         self.size -= 1
         if self.size == 0:
             self._lines.clear()
         else:
             self._head(item.queue)  # drops the class if it is empty
         return True
+
+    def pace(self, item: W) -> Pace | None:
+        """How fast those of its class and tenant get slots; None: none waits."""
+        line = self._lines.get(item.queue)
+        return None if line is None else line.paces.get(item.tenant)
 
     def heads(self) -> list[W]:
         """The first of each class, oldest first."""

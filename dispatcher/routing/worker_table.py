@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from hashlib import blake2b
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ...schemas.names import WorkerId
 from ...schemas.records.workers import Registration, TaskPolicy
@@ -61,6 +61,16 @@ class Method(NamedTuple):
         return self.policy is not None and self.policy.limited
 
 
+class TimedRequest(Protocol):
+    """A request whose duration can be learned."""
+
+    method: str
+    """Empty: not known."""
+
+    @property
+    def sent_at(self) -> float: ...
+
+
 class WorkerEntry:
     """One process of a pool as one router sees it. Policies must only read it."""
 
@@ -79,6 +89,7 @@ class WorkerEntry:
         "instance",
         "known",
         "labels",
+        "latest",
         "link",
         "loaded_at",
         "max_models",
@@ -129,6 +140,8 @@ class WorkerEntry:
         """The part of `ongoing` that is certain because it is this router's."""
         self.ended = 0
         """The part of `own` that plain requests answered in the current message held; see RoutingCore.ended."""
+        self.latest: TimedRequest | None = None
+        """The last one of these."""
         self.draining = False
         self.reachable = True
         """False after the server reported no responders, until the worker is heard from again."""

@@ -17,8 +17,8 @@
     │   └── PayloadTooLarge             larger than the server's max_payload; nothing was sent
     ├── Unavailable                     nothing started; the same request may succeed later
     │   ├── NoWorkers                   no worker serves that pool
-    │   ├── Saturated                   every worker stayed full for all attempts or until the deadline
-    │   ├── QueueFull                   too many requests already wait for the pool in this router, or for results
+    │   ├── Saturated                   every worker stayed full for all attempts, or for too long
+    │   ├── QueueFull                   too many requests already wait, for the pool or lease, or for results
     │   ├── QuotaExceeded               the tenant uses as much as it may; says how much that is
     │   ├── Draining                    the worker (or this router) is shutting down
     │   ├── Disconnected                no connection to a nats-server right now

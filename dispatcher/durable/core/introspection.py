@@ -428,6 +428,10 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
     if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
         text = f"Tasks are started at {plain(scheduler.gate.rate_per_s)} a second at most."
         found.append(JobObstacle(kind="rate", text=text, until=_wall(queue, scheduler.gate.next_at)))
+    if (at := queue.starts_by(task)) is not None:
+        method, usual_s = task.submission.method, queue.usual.usual_s(task.submission.method) or 0.0
+        text = f"It must start some time before its deadline: {method} usually takes up to {usual_s:.3g} s."
+        found.append(JobObstacle(kind="slots", text=text, until=_wall(queue, at)))
     before = sorted((other for other in ahead if other.pool == task.pool and other.step is TaskStep.LINED), key=_place)
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."

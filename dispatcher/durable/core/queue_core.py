@@ -20,7 +20,8 @@ Laws, asserted by `check`, by the model of the tests and by the simulations:
 7. *Ours.* While ownership of the queue is in doubt, nothing is started, stored or acknowledged.
 8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is never started again, not even after a
    takeover.
-9. *In time.* Nothing is started after its deadline; running tasks are told to stop.
+9. *In time.* Nothing is started after its deadline, nor with less time left than its method usually needs; running
+   tasks are told to stop.
 10. *Quotas.* No task is accepted above its tenant's quotas (see tenants); one that is not accepted is dead, `refused`.
 11. *Turns.* While several tenants have startable tasks for one pool, they take turns there: none gets more slots than
    another, divided by their weights, than one task of each needs. The same holds for the starts under a limit that a
@@ -170,7 +171,8 @@ class QueueCore:
                 self._clock(event)
             queue.wall, queue.draw = event.wall, event.draw
             HANDLERS[type(event)](self, event)
-        scheduler.pump()
+        while (late := scheduler.pump()) is not None:
+            self._drop_late(late)
         scheduler.want()
         self._pull()
         scheduler.wake()
@@ -555,6 +557,10 @@ class QueueCore:
             task.ending = event
             return
         self._scheduler.end(task)
+        queue = self._state
+        if task.started_at is not None and (event.error is None or task.doom is StopReason.EXPIRED):
+            learn = queue.usual.ended if event.error is None else queue.usual.cut_short
+            learn(task.submission.method, max(0.0, queue.wall - task.started_at))
         task.error, task.worker = event.error, ""
         if event.error is None:
             self._store(task, JobState.DONE)
@@ -689,6 +695,20 @@ class QueueCore:
         )
         self._drop(task, DeadReason.EXPIRED, error)
         return True
+
+    def _drop_late(self, task: Task) -> None:
+        """It could start now, but hardly end in time."""
+        assert task.deadline is not None
+        method, left_s = task.submission.method, task.deadline - self._state.now
+        self._drop(
+            task,
+            DeadReason.EXPIRED,
+            DeadlineExceeded(
+                f"too little time was left to {'retry' if task.begun else 'start'} it: "
+                f"{self._state.usual.shortage(method, left_s)}",
+                may_have_started=task.begun,
+            ),
+        )
 
     def _drop(self, task: Task, reason: DeadReason, error: GanglineError) -> None:
         """Make it dead without running it (again)."""

@@ -46,17 +46,21 @@ class StartScheduler:
 
     # -- starts ------------------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
-        """Start all tasks that can start, in order."""
+    def pump(self) -> Task | None:
+        """Start all tasks that can start, in order. Returns the first that has less time left than it usually needs:
+        end it, and call this again."""
         if not self.pools.startable:
-            return
+            return None
         room = self.room()
         while room > 0:
             found = self._first()
             if found is None:
-                return
+                return None
+            if self._state.lacks_time(task := self._state.tasks[found[0][1]]):
+                return task
             self._start(*found)
             room = room - 1 if self.gate is None else self.room()
+        return None
 
     @property
     def closed(self) -> bool:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from ....runtime.state_machine import IllegalMove, diagram
-from ....runtime.timers import TimerQueue
+from ....runtime.timers import TimerQueue, UsualDurations
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import JobState
@@ -265,6 +265,8 @@ class QueueState:
         have been on its way."""
         self.totals: Counter[str] = Counter()
         """Counts since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
+        self.usual = UsualDurations()
+        """How long attempts usually take, by method."""
         self.out: list[Effect] = []
         self.held: list[Effect] = []
         """Effects that wait until the queue is certainly ours."""
@@ -273,6 +275,21 @@ class QueueState:
     def running(self) -> int:
         """Number of tasks that workers have, as far as is known."""
         return self.count[TaskStep.RUNNING] + self.count[TaskStep.STOPPING]
+
+    def starts_by(self, task: Task) -> float | None:
+        """Until when it must start, so that it has as much time as its method usually needs; None: at any time."""
+        if task.deadline is None:
+            return None
+        submission = task.submission
+        began_at = max(submission.published_at, submission.not_before or 0.0)
+        whole_s = task.deadline - self.now + max(0.0, self.wall - began_at)
+        needed_s = self.usual.needed_s(submission.method, whole_s)
+        return task.deadline - needed_s if needed_s else None
+
+    def lacks_time(self, task: Task) -> bool:
+        """Whether it could start, but would hardly end in time."""
+        starts_by = self.starts_by(task)
+        return starts_by is not None and self.now > starts_by
 
     def of_job(self, job: str) -> Task | None:
         return self.tasks.get(self.jobs.get(job, -1))

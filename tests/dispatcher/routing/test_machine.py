@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -78,7 +79,7 @@ class CoreMachine(RuleBasedStateMachine):
             key=key,
             model=model,
             labels=labels,
-            patient=patient,
+            deadline=math.inf if patient else None,
             max_attempts=6,
             tenant=tenant,
         )

@@ -15,6 +15,7 @@ from gangline.schemas.errors.base import (
     Draining,
     NotEntitled,
     NoWorkers,
+    QueueFull,
     QuotaExceeded,
     Saturated,
     UnknownMethod,
@@ -246,4 +247,57 @@ def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
         and isinstance(refused, PlacementRefused)
         and isinstance(refused.error, Saturated)
     )
+    core.check()
+
+
+def waiting_with_deadlines(core: RoutingCore, *deadlines: float | None) -> list[RoutedRequest]:
+    """Requests that wait since 0.0; the first one has the only slot."""
+    requests = [routed_request(), *(routed_request(deadline=deadline) for deadline in deadlines)]
+    for request in requests:
+        request.asked_at = 0.0
+    assert [core.admit(request, 0.0) for request in requests] == [True] + [False] * len(deadlines)
+    return requests
+
+
+def test_what_has_less_time_left_than_its_task_needs_is_refused_and_the_next_one_gets_the_slot() -> None:
+    core = core_of(a=1)
+    core.usual.ended("echo", 2.0)
+    first, late, fits, endless = waiting_with_deadlines(core, 5.0, 9.0, None)
+    core.settle(first)
+    refused, placed = core.pump(4.0)
+    assert isinstance(refused, PlacementRefused) and refused.routed_request is late
+    assert isinstance(refused.error, Saturated) and "1 s are left, and echo usually takes up to 3 s" in str(
+        refused.error
+    )
+    assert refused.error.may_have_started is False
+    assert placed == Placed(fits)
+    core.settle(fits)
+    assert core.pump(4.0) == [Placed(endless)]
+    core.check()
+
+
+def test_a_slot_is_reserved_whatever_time_is_left() -> None:
+    core = core_of(a=1)
+    core.usual.ended("echo", 2.0)
+    first = routed_request()
+    lease = routed_request(slots=1, deadline=4.1)
+    lease.asked_at = 0.0
+    assert core.admit(first, 0.0) and not core.admit(lease, 0.0)
+    core.settle(first)
+    assert core.pump(4.0) == [Placed(lease)]
+
+
+def test_what_would_wait_twice_as_long_as_it_can_is_refused_at_once() -> None:
+    core = core_of(a=1)
+    first, *waiting = waiting_with_deadlines(core, *[1000.0] * 60)
+    last = first
+    for second in range(1, 21):
+        core.settle(last)
+        [effect] = core.pump(float(second))
+        last = effect.routed_request
+    assert core.waiting == 40
+    with pytest.raises(QueueFull, match="40 requests will take about .* s, and this one has 5 s"):
+        core.admit(routed_request(deadline=25.0), 20.0)
+    assert not core.admit(routed_request(deadline=60.0), 20.0)
+    assert not core.admit(routed_request(), 20.0)
     core.check()

@@ -178,7 +178,7 @@ def test_tenants_that_wait_are_served_in_proportion_to_their_weights(
         elif line.size:
             [head] = line.heads()
             assert head.number == waiting[head.tenant][0], "one tenant's requests keep their order"
-            line.take(head, step)
+            line.take(head, step, 0.0)
             waiting[head.tenant].pop(0)
             for other in "abc":
                 got[head.tenant, other] = got.get((head.tenant, other), 0.0) + step / weights.get(head.tenant, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gangline.dispatcher.routing.policy import Candidates, Requirements, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
@@ -31,7 +33,7 @@ def make(workers: int) -> tuple[RoutingCore, Counting]:
 
 
 def admit(core: RoutingCore, key: str) -> RoutedRequest:
-    routed_request = RoutedRequest(method="echo", key=key, patient=True)
+    routed_request = RoutedRequest(method="echo", key=key, deadline=math.inf)
     core.admit(routed_request, 0.0)
     return routed_request
 

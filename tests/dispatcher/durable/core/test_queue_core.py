@@ -237,6 +237,24 @@ def test_a_deadline_that_passed_unnoticed_is_looked_at_before_anything_starts():
     assert not world.started
 
 
+def test_what_has_less_time_left_than_its_method_needs_is_buried_unstarted_and_the_next_one_starts():
+    world = world_of(1)
+    world.arrive("first")
+    for job, deadline_s in (("late", 5.0), ("fits", 60.0), ("quick", 5.0), ("endless", None)):
+        deadline_at = None if deadline_s is None else world.now + deadline_s
+        world.arrive(job, deadline_at=deadline_at, method="big" if job == "quick" else "run")
+    world.advance(4.0)
+    world.settle("first")
+    assert world.dead == [("late", "expired")]
+    assert world.started == [("first", 1), ("fits", 1)]
+    why = world.core.why("endless")
+    assert why is not None and not any("deadline" in each.text for each in why.obstacles)
+    world.arrive("behind", deadline_at=world.now + 60.0)
+    obstacle = next(each for each in world.core.why("behind").obstacles if "deadline" in each.text)
+    assert obstacle.text == "It must start some time before its deadline: run usually takes up to 6 s."
+    assert obstacle.until == world.now + 54.0
+
+
 def test_what_runs_past_its_deadline_is_stopped_and_buried_or_done_if_it_was_faster():
     world = world_of(2)
     world.arrive("slow", deadline_at=world.now + 5.0)

@@ -167,12 +167,13 @@ class TaskTarget(AttemptTarget):
     result = staticmethod(result_of)
 
     def learn(self, end: object, now: float) -> None:
-        """An attempt ended so: learn how long its task takes. Failures say nothing about it."""
+        """An attempt ended so: learn how long its task takes. Failures say nothing about it, nor do
+        attempts that hung until their `timeout_s`."""
         if self.usual is None:
             return
         if type(end) is list and end[0] in _ENDED:
             self.usual.ended(self.order.method, now - self.sent_at)
-        elif isinstance(end, DeadlineExceeded) or end is TryOutcome.TIMED_OUT:
+        elif isinstance(end, DeadlineExceeded):
             self.usual.cut_short(self.order.method, now - self.sent_at)
 
     @property

@@ -13,8 +13,8 @@ Laws, which `check` asserts and tests quote:
 6. Requests of a tenant with a quota of slots use no more of them at any time, and wait for each other without delaying
    others. What they use is zero when they have ended.
 7. If no worker is left, waiting requests are refused within `no_workers_wait_s`; no request waits forever.
-8. A request that waited is placed only if it has as much time left as its task usually needs. One that would have to
-   wait twice as long as it can is refused at once.
+8. A request that waited, or is tried again while others wait, is placed only if it has as much time left as its task
+   usually needs. One that would have to wait twice as long as it can is refused at once.
 """
 
 from __future__ import annotations
@@ -346,10 +346,11 @@ class RoutingCore:
 
         Raises:
             WorkerLost, ResultLost: it may have started and is not idempotent.
-            Saturated, ...: `max_attempts` are used up; see `give_up`. Or it has less time left than its task needs.
+            Saturated, ...: `max_attempts` are used up; see `give_up`. Or others wait, and it has less time left than
+                its task usually needs.
         """
         self.judge(routed_request, fate, now)
-        if (late := self._late(routed_request, now)) is not None:
+        if self._line.size and (late := self._late(routed_request, now)) is not None:
             raise late
         if self.view.workers:
             if (error := self._impossible(routed_request)) is not None:

@@ -103,9 +103,6 @@ _BEING_STORED: Final = {
 }
 
 
-_CUT_SHORT: Final = (StopReason.EXPIRED, StopReason.TIMED_OUT)
-
-
 class QueueCore:
     """One term of ownership of one endpoint's queue. `event.now` must never decrease from call to call."""
 
@@ -582,7 +579,7 @@ class QueueCore:
             return
         self._scheduler.end(task)
         queue = self._state
-        if task.started_at is not None and (event.error is None or task.doom in _CUT_SHORT):
+        if task.started_at is not None and (event.error is None or task.doom is StopReason.EXPIRED):
             learn = queue.usual.ended if event.error is None else queue.usual.cut_short
             learn(task.submission.method, max(0.0, queue.wall - task.started_at))
         task.error, task.worker = event.error, ""

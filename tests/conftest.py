@@ -95,6 +95,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background commands that way, and child processes of tests would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as under `nohup`
     if config.getoption("--all") or config.getoption("--rest"):
         os.environ[scale.VARIABLE] = "1"
     else:

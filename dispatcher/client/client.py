@@ -387,7 +387,7 @@ class Client(Operations):
             GangNotFormed: not formed by the deadline; says why.
             NoCoordinator: no coordinator leads, by the deadline; without a deadline, at once.
         """
-        self._check_open()
+        self._check_running()  # entering the block checks the event loop, which plain code is not on here
         check_names("gang", wanted, GangOptions)
         return self._direct("gang").gangs.gang(wanted, self._options)
 
@@ -851,9 +851,12 @@ class Client(Operations):
             )
         return self._router
 
-    def _check_open(self) -> None:
+    def _check_running(self) -> None:
         if not self._router.running:
             raise ClosedError("this client is not open: use it inside `async with`")
+
+    def _check_open(self) -> None:
+        self._check_running()
         self._router.check_open()
 
 

@@ -105,12 +105,13 @@ class ResultDecoder:
         if adapter is None or type(value) is self._exact:
             return value
         try:
-            return adapter.validate_python(value)
+            # Models are written by their field names, whatever their aliases.
+            return adapter.validate_python(value, by_alias=True, by_name=True)
         except ValidationError as error:
             problem = error
         try:
             # Strict models take text for a date only from JSON.
-            return adapter.validate_json(pydantic_core.to_json(value))
+            return adapter.validate_json(pydantic_core.to_json(value), by_alias=True, by_name=True)
         except (ValueError, TypeError):
             item = problem.errors(include_url=False, include_context=False)[0]
         place = ".".join(["result", *(str(part) for part in item["loc"])])

@@ -25,7 +25,7 @@ from ...schemas.messages.submission import LAST_MOMENT, MAX_KEY_CHARS
 from ...schemas.names import check_name
 from ...schemas.records.workers import MAX_PRIORITY
 from ...schemas.schedules import check_schedule
-from ...schemas.text import nearest_name, plain
+from ...schemas.text import brief, nearest_name, plain
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Parent, Span, tracer
@@ -87,6 +87,7 @@ class SubmitOptions:
             if value is not None and not (_is_number(value) and low <= value <= high):
                 raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
         _check_priority(self.priority)
+        _check_booleans(self, ("ordered", "events"))
         check_header_text("idempotency_key", self.idempotency_key)
         check_header_text("cron", self.cron)
         check_header_text("time_zone", self.time_zone)
@@ -170,6 +171,30 @@ def _check_priority(value: object) -> None:
         )
 
 
+def check_text(name: str, value: object) -> None:
+    """Check that messages transmit this text unchanged.
+
+    Raises:
+        InvalidSettings: it is not a text, or not valid Unicode.
+    """
+    if value is None or (type(value) is str and value.isascii()):
+        return
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidSettings(f"{name} is {brief(value)}: give a text")
+
+
+def _check_booleans(options: object, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, bool):
+            raise InvalidSettings(f"{name} is {brief(value)}: give True or False")
+
+
 def check_header_text(name: str, value: object) -> None:
     """Check that a header transmits this text unchanged.
 
@@ -248,6 +273,14 @@ class CallOptions:
             raise InvalidSettings(f"max_attempts is {attempts!r}, it must be a whole number, at least 1")
         if self.pool is not None:
             check_name(self.pool, "pool")
+        check_text("key", self.key)
+        check_text("model", self.model)
+        labels: object = self.labels
+        if labels is not None and not (
+            isinstance(labels, Mapping) and all(isinstance(text, str) for item in labels.items() for text in item)
+        ):
+            raise InvalidSettings(f"labels is {brief(labels)}: give a dict of texts")
+        _check_booleans(self, ("idempotent", "queue"))
 
     def changed(self, given: ClientOptions) -> CallOptions:
         """A copy with these changes; None means unchanged.
@@ -259,6 +292,7 @@ class CallOptions:
         key = given.get("key")
         if key is not None and len(given) == 1:
             # Often made for each call: a tenth of the time, and nothing else has to be checked again.
+            check_text("key", key)
             values = self.__dict__.copy()
             values["key"], values["plain"] = key, False
             copy = object.__new__(CallOptions)

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from ...bus.port.bus import BucketSettings, Bus
 from ...runtime.clock import Environment
 from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden
-from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest, UnknownJob
+from ...schemas.errors.base import ClosedError, GanglineError, InvalidArguments, InvalidRequest, UnknownJob
 from ...schemas.handles import NamedTask, P, R, decoded, name_of, task_of
 from ...schemas.messages.jobs import ListRequest, QueueStats, run_of
 from ...schemas.messages.operations import parse_request
 from ...schemas.names import Names, check_job, check_name, job_endpoint
 from ...schemas.records.jobs import JobState
-from ...schemas.text import count_of
+from ...schemas.text import brief, count_of
 from ..calls.call import CallOptions, ClientOptions, check_names
 from ..gangs.gang import GangAcquisition, GangOptions
 from ..jobs.dead_letters import DeadLetter, DeadLetters, audited
@@ -331,6 +331,8 @@ class Client(Operations):
             SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: nothing was sent.
             GanglineError: as `call`.
         """
+        if not isinstance(selection, Selection):
+            raise InvalidRequest(f"{brief(selection)} is not a selection: see choose_worker")
         if not isinstance(method, str):
             return self._dispatch_task(selection, method, args, kwargs)
         if self._hooks is not None and self._hooks.calls:
@@ -475,6 +477,9 @@ class Client(Operations):
                 All others were attempted: `details["jobs"]` has their ids in order, None for those that failed.
         """
         self._check_open()
+        wanted: object = arguments
+        if isinstance(wanted, (str, bytes)) or not isinstance(wanted, Sequence):
+            raise InvalidArguments(f"submit_many takes a list of dicts of named arguments, not {brief(wanted)}")
         if not isinstance(target, str):
             return [job.of(target) for job in await self.submit_many(name_of(target), arguments)]
         found: Sequence[Job | GanglineError]
@@ -677,6 +682,10 @@ class Client(Operations):
 
     async def _letter(self, job: str | DeadLetter) -> str | DeadLetter:
         """The letter of a job; if there is none, the text, so that the action fails and is recorded."""
+        if not isinstance(job, (str, DeadLetter)):
+            raise InvalidRequest(f"{brief(job)} is neither the id of a job nor a DeadLetter")
+        if not isinstance(job, (str, DeadLetter)):
+            raise InvalidRequest(f"{brief(job)} is neither the id of a job nor a DeadLetter")
         try:
             return await self._letters.find(job) if isinstance(job, str) else job
         except (UnknownJob, InvalidRequest):

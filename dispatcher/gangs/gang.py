@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, TypedDict, TypeVar, overload
@@ -34,6 +44,7 @@ from ...schemas.handles import P, R, decoded, method_of
 from ...schemas.messages.gangs import AcquireRequest, GangEvent
 from ...schemas.names import Names
 from ...schemas.records.gangs import Bundle, HostPort
+from ...schemas.text import brief
 from ...telemetry.tracing import Attributes, tracer
 from ..calls.call import DEFAULTS, Call, CallOptions
 from ..leases.lease import RequestObserver
@@ -629,9 +640,15 @@ class GangClient:
         given = {name: value for name, value in fields.items() if value is not None or name == "max_restarts"}
         given.setdefault("owner", self._owner_name)
         if "labels" in given:
-            given["labels"] = dict(given["labels"])
+            labels: Any = given["labels"]
+            if not isinstance(labels, Mapping):
+                raise InvalidSettings(f"labels is {brief(labels)}: give a dict of texts")
+            given["labels"] = dict(labels)
         if "bundles" in given:
-            given["bundles"] = tuple(_plain(bundle) for bundle in given["bundles"])
+            bundles: Any = given["bundles"]
+            if not isinstance(bundles, Iterable):
+                raise InvalidSettings(f"bundles is {brief(bundles)}: give a list of Bundle")
+            given["bundles"] = tuple(_plain(bundle) for bundle in bundles)
         wanted = AcquireRequest.parse(given)
 
         async def make() -> Gang:
@@ -683,5 +700,7 @@ class GangClient:
         return f"GangClient({', '.join(owner.id for owner in self._owned) or 'none'})"
 
 
-def _plain(bundle: Bundle | Mapping[str, Any]) -> dict[str, Any]:
+def _plain(bundle: object) -> dict[str, Any]:
+    if not isinstance(bundle, (Bundle, Mapping)):
+        raise InvalidSettings(f"{brief(bundle)} is not a Bundle: give Bundle(...), or a dict of its fields")
     return bundle.model_dump() if isinstance(bundle, Bundle) else dict(bundle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -18,14 +17,13 @@ from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, job_of_tenant, short_job, split_target, split_tenant
 from ...schemas.records.jobs import JobState
 from ...schemas.schedules import check_schedule
+from ...schemas.text import brief
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...schemas.wire.plain_values import wire_arguments
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..calls.call import CallOptions, SubmitOptions, check_header_text
 from .storage import DUPLICATES_S, TaskStreams, result_in
-
-_PLAIN: Final = frozenset((str, int, bool, type(None)))
 
 
 def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> tuple[bytes, Format]:
@@ -39,6 +37,8 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
         InvalidArguments: there are both positional and named arguments, which a body cannot represent, or one that
             cannot be sent.
     """
+    if not isinstance(kwargs, Mapping):
+        raise InvalidArguments(f"{where}: {brief(kwargs)} is not a dict of named arguments")
     if args and kwargs:
         raise InvalidArguments(
             "a submitted task takes named or positional arguments, not both: its body is an object or an array. "
@@ -47,7 +47,7 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
     value: Any = kwargs or args
     if not value:
         return b"", Format.JSON
-    if _PLAIN.issuperset(map(type, kwargs.values() if kwargs else args)):
+    if _TEXT.issuperset(map(type, kwargs)) and codec.JSON_ATOMS.issuperset(map(type, kwargs.values() or args)):
         try:
             codec.pack(value)
             return codec.to_json(value), Format.JSON
@@ -55,22 +55,11 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
             pass  # what msgpack cannot represent, JSON should not: named below
     by_place, named = wire_arguments(args, kwargs, where)
     value = named or by_place
-    fmt = Format.MSGPACK if loses_in_json(value) else Format.JSON
+    fmt = Format.MSGPACK if codec.loses_in_json(value) else Format.JSON
     return codec.encode(value, fmt), fmt
 
 
-def loses_in_json(value: Any) -> bool:
-    """Whether msgpack can represent something in these wire values that JSON cannot."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return False
-    if kind is list:
-        return any(type(item) not in _PLAIN and loses_in_json(item) for item in value)
-    if kind is dict:
-        return any(type(key) is not str for key in value) or loses_in_json(list(value.values()))
-    return kind is not float or not math.isfinite(value)
-
-
+_TEXT: Final = frozenset((str,))
 MIN_TIMEOUT_S: Final = 0.001
 _NOTHING: Final = SubmitOptions()
 
@@ -150,8 +139,7 @@ def task_message(
     if tenant:
         job = job_of_tenant(job, endpoint, tenant)
     fields = _fields(options, submit)
-    if fmt is Format.MSGPACK:
-        fields[CONTENT_TYPE] = fmt.value
+    fields[headers.ACCEPT if fmt is Format.JSON else CONTENT_TYPE] = Format.MSGPACK.value
     if trace is not None:
         fields[headers.TRACEPARENT] = trace
     fields[headers.MESSAGE_ID] = job

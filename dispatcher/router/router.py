@@ -15,7 +15,7 @@ from ...schemas.deadline import UNDER
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
-from ...schemas.text import plain
+from ...schemas.text import brief, plain
 from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span
@@ -363,8 +363,10 @@ class Router:
         """Reserve slots of one worker for many tasks; see Client.lease."""
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
-        if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
-            raise InvalidSettings(f"ttl_s is {ttl_s!r}, it must be between {plain(MIN_TTL_S)} and {plain(MAX_TTL_S)}")
+        if not (isinstance(ttl_s, (int, float)) and MIN_TTL_S <= ttl_s <= MAX_TTL_S):
+            raise InvalidSettings(
+                f"ttl_s is {brief(ttl_s)}, it must be between {plain(MIN_TTL_S)} and {plain(MAX_TTL_S)}"
+            )
         if ledger not in ("behind", "sync"):
             raise InvalidSettings(f"ledger is {ledger!r}, it must be 'behind' or 'sync'")
         flags = ReserveFlag.SYNC if ledger == "sync" else ReserveFlag(0)
@@ -642,8 +644,8 @@ class Router:
 
 
 def _check_slots(slots: int | None) -> None:
-    if slots is not None and not 1 <= slots <= MAX_SLOTS:
-        raise InvalidSettings(f"slots is {slots!r}, it must be between 1 and {MAX_SLOTS}")
+    if slots is not None and not (type(slots) is int and 1 <= slots <= MAX_SLOTS):
+        raise InvalidSettings(f"slots is {brief(slots)}, it must be a whole number between 1 and {MAX_SLOTS}")
 
 
 def _not_ours(selection: Selection) -> WrongClient:

@@ -19,7 +19,7 @@ from ..records.workers import MAX_PRIORITY
 from ..schedules import check_schedule, check_time_zone
 from ..text import parse_duration, parse_yes_no, plain
 from ..wire import headers
-from ..wire.codec import CONTENT_TYPE, Format
+from ..wire.codec import CONTENT_TYPE, Format, loses_in_json
 from ..wire.own_headers import OWN
 
 MAX_COUNTED: Final = 1_000_000_000
@@ -61,6 +61,8 @@ class Submission(NamedTuple):
     published_at: float = 0.0
     """Unix time, by the server's clock."""
     fmt: Format = Format.JSON
+    accepts_msgpack: bool = False
+    """Whether its producer reads a result in msgpack, if JSON would lose something."""
     key: str | None = None
     model: str | None = None
     pool: str | None = None
@@ -175,7 +177,12 @@ class Submission(NamedTuple):
             fields["schedule"] = None
         if fields.get("ordered") and fields.get("key") is None:
             raise InvalidRequest(f"{headers.ORDERED} needs a {headers.KEY}: order is kept among tasks of one key")
+        fields["accepts_msgpack"] = given is not None and given.get(headers.ACCEPT) == Format.MSGPACK.value
         return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
+
+    def format_of(self, value: Any) -> Format:
+        """The format in which a result, or an item, is kept."""
+        return Format.MSGPACK if self.accepts_msgpack and loses_in_json(value) else self.fmt
 
 
 # Each function parses the text of one header; some need the time of publication.

@@ -94,8 +94,8 @@ class ResultRecord(Record):
     state: Literal[JobState.DONE, JobState.DEAD, JobState.CANCELLED]
     result: Any = None
     encoding: Literal["json", "msgpack"] = "json"
-    """`msgpack`: `result` is base64 of msgpack, because the job was submitted in msgpack and its bytes cannot be
-    written as JSON."""
+    """`msgpack`: `result` is base64 of msgpack, because the job was submitted in msgpack, or JSON would lose something
+    of it."""
     object: str | None = None
     """If the result is too large for a key: the name of the object in the object store that has the body, in
     `encoding`."""

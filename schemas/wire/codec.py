@@ -8,6 +8,7 @@ converted on the way out; the receiving side converts back from its own annotati
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
@@ -354,6 +355,23 @@ def from_json(data: bytes) -> Any:
 def encode(value: Any, fmt: Format) -> bytes:
     """Write a body in the given format. None is written as an explicit null, never as an empty body."""
     return pack(value) if fmt is _MSGPACK else to_json(value)
+
+
+JSON_ATOMS: Final = frozenset((str, int, bool, type(None)))
+"""Types whose values are the same in JSON."""
+
+
+def loses_in_json(value: Any) -> bool:
+    """Whether msgpack can represent something in these wire values that JSON cannot: bytes, infinities, keys that are
+    not text."""
+    kind = type(value)
+    if kind in JSON_ATOMS:
+        return False
+    if kind is list:
+        return any(type(item) not in JSON_ATOMS and loses_in_json(item) for item in value)
+    if kind is dict:
+        return any(type(key) is not str for key in value) or loses_in_json(list(value.values()))
+    return kind is not float or not math.isfinite(value)
 
 
 def encode_model(model: BaseModel, fmt: Format) -> bytes:

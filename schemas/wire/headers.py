@@ -32,6 +32,10 @@ ERROR: Final = "Nats-Service-Error"
 ERROR_CODE: Final = "Nats-Service-Error-Code"
 """The error's `status`."""
 
+ACCEPT: Final = "Accept"
+"""On a durable task in JSON: with `application/msgpack` its result and its items are kept as msgpack if JSON would lose
+something of them."""
+
 TIMEOUT: Final = "Gangline-Timeout"
 """On a call: how long the caller waits, in seconds (a decimal number). It is sent on as the deadline."""
 KEY: Final = "Gangline-Key"

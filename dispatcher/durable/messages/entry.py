@@ -362,7 +362,8 @@ class QueuedMessage:
     workers: Sequence[str] = ()
     """The workers by rank, if it was on all ranks of a gang; an empty name: unknown."""
     body: bytes | None = None
-    """The encoded result, in the format of the submission."""
+    """The encoded result, in `fmt`."""
+    fmt = Format.JSON
     items: int | None = None
     """Number of items, if it yielded."""
     streams = False

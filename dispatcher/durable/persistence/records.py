@@ -81,7 +81,7 @@ def result_of(entry: QueuedMessage, effect: Persist, *, wall: float, object: str
     submission = entry.submission
     endpoint, method = target_of(entry)
     done = effect.state is JobState.DONE
-    as_msgpack = done and entry.body is not None and submission is not None and submission.fmt is Format.MSGPACK
+    as_msgpack = done and entry.body is not None and entry.fmt is Format.MSGPACK
     record = ResultRecord(
         job=effect.job,
         endpoint=endpoint,

@@ -461,7 +461,7 @@ class AttemptSender(AttemptListener):
             sent_attempt.attempt,
             index,
             frame[3],
-            submission.fmt,
+            submission.format_of(frame[3]),
             lambda: self._credit(entry, count, index),
             sequence=entry.seq,
         )
@@ -559,11 +559,12 @@ class AttemptSender(AttemptListener):
                 return StreamBroken(f"of {count_of(frame[2], 'item')}, some were lost", may_have_started=True)
             entry.body, entry.items = None, frame[2]
             return None
+        entry.fmt = entry.submission.format_of(frame[2])
         if frame[2] is None:
-            entry.body, entry.items = _NOTHING[entry.submission.fmt], None
+            entry.body, entry.items = _NOTHING[entry.fmt], None
             return None
         try:
-            entry.body, entry.items = codec.encode(frame[2], entry.submission.fmt), None
+            entry.body, entry.items = codec.encode(frame[2], entry.fmt), None
         except InvalidRequest as error:
             return InvalidResult(f"the result {error.message}", may_have_started=True)
         return None

@@ -47,7 +47,12 @@ def read(made: TaskMessage) -> Submission:
 def test_a_plain_submission_says_its_id_and_nothing_that_is_usual() -> None:
     made = message()
     assert (made.subject, made.data) == ("gangline.task.images.thumbnail", b"")
-    assert made.headers == {headers.JOB: "images.jtok", headers.MESSAGE_ID: "images.jtok", headers.FIRST: "true"}
+    assert made.headers == {
+        headers.JOB: "images.jtok",
+        headers.MESSAGE_ID: "images.jtok",
+        headers.FIRST: "true",
+        headers.ACCEPT: "application/msgpack",
+    }
     assert (made.job, made.scheduled, made.repeats, made.result_kept) == ("images.jtok", False, False, True)
 
 

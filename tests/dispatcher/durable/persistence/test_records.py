@@ -61,7 +61,7 @@ def test_a_result_stands_in_its_record_as_the_json_that_it_is() -> None:
 
 def test_a_result_of_a_task_in_msgpack_stands_there_as_base64_of_msgpack() -> None:
     entry = entry_of(message(codec.pack({}), Content_Type="application/msgpack"))
-    entry.body = codec.encode(b"\x00\xff", Format.MSGPACK)
+    entry.body, entry.fmt = codec.encode(b"\x00\xff", Format.MSGPACK), Format.MSGPACK
     record = ResultRecord.model_validate_json(records.result_of(entry, done(), wall=AT))
     assert record.encoding == "msgpack"
     assert codec.unpack(base64.b64decode(record.result)) == b"\x00\xff"

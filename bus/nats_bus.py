@@ -17,9 +17,9 @@ from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, Inva
 from .jetstream.api import JetStreamApi
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
-from .nats_client.connect import Cause, cause_of, explain, open_client
+from .nats_client.connect import ConnectFailure, cause_of, explain, open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication, publications
-from .nats_client.refusals_core import Refusal, RefusalTable, Right
+from .nats_client.refusals_core import RefusalTable, Right, SubjectRefusal
 from .nats_client.request_reply import ReplyMultiplexer
 from .port.bus import (
     Answered,
@@ -101,9 +101,9 @@ class NatsBus:
         """Subscriptions that were refused at first, and not reported by `flush` yet."""
         self._was_open = False
         """It was connected once."""
-        self._failing: Cause | None = None
+        self._failing: ConnectFailure | None = None
         """Why the last attempt to reconnect failed."""
-        self._said_at: dict[Cause, float] = {}
+        self._said_at: dict[ConnectFailure, float] = {}
         """Loop time of the last warning. Of several servers, each may fail for another cause."""
         self._attempts = TaskSet("attempts at what was refused")
         self._regaining: asyncio.Future[None] | None = None
@@ -474,7 +474,7 @@ class NatsBus:
                 pause_s = min(refusal.again_at for refusal in refused) - now if self.connected else None
                 await (self._look.wait() if pause_s is None else set_within(self._look, pause_s))
 
-    async def _confirm(self, attempts: list[Refusal]) -> None:
+    async def _confirm(self, attempts: list[SubjectRefusal]) -> None:
         """Wait until the server has seen these attempts."""
         try:
             await self._client.ping(_FLUSH_TIMEOUT_S)
@@ -487,7 +487,7 @@ class NatsBus:
             # What was sent meanwhile did not reach us, as after a reconnect.
             self._announce(ConnectionEvent.RECONNECTED)
 
-    def _say_permitted(self, ended: list[Refusal]) -> None:
+    def _say_permitted(self, ended: list[SubjectRefusal]) -> None:
         for refusal in ended:
             log.log(
                 logging.INFO if refusal.loud else logging.DEBUG,

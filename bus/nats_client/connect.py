@@ -138,7 +138,7 @@ def _options(settings: ConnectionSettings, name: str, wait_s: float) -> dict[str
     return options
 
 
-class Cause(StrEnum):
+class ConnectFailure(StrEnum):
     """Why a server was not connected to."""
 
     CREDENTIALS = "credentials"
@@ -150,19 +150,19 @@ class Cause(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-def cause_of(error: BaseException | None) -> Cause:
+def cause_of(error: BaseException | None) -> ConnectFailure:
     text = str(error).lower()
     if "authorization violation" in text or "authentication expired" in text:
-        return Cause.CREDENTIALS
+        return ConnectFailure.CREDENTIALS
     if isinstance(error, ssl.SSLError) or "tls was asked for" in text:
-        return Cause.TLS
+        return ConnectFailure.TLS
     if "maximum connections exceeded" in text or "maximum account active connections" in text:
-        return Cause.LIMIT
+        return ConnectFailure.LIMIT
     if isinstance(error, InvalidSettings):
-        return Cause.FILE
+        return ConnectFailure.FILE
     if error is None or isinstance(error, OSError | TimeoutError) or type(error).__module__ == "nats.errors":
-        return Cause.UNREACHABLE
-    return Cause.FILE
+        return ConnectFailure.UNREACHABLE
+    return ConnectFailure.FILE
 
 
 def explain(settings: ConnectionSettings, error: BaseException | None) -> GanglineError:
@@ -173,25 +173,25 @@ def explain(settings: ConnectionSettings, error: BaseException | None) -> Gangli
     text = str(error) or type(error).__name__ if error is not None else "no answer"
     details = {"urls": list(settings.safe_urls), "error": text}
     cause = cause_of(error)
-    if cause is Cause.CREDENTIALS:
+    if cause is ConnectFailure.CREDENTIALS:
         refusal = text.removeprefix("nats: ").strip("'").lower()
         return ServerUnreachable(
             f"{urls} rejected the credentials ({refusal}): check the user and password, token, "
             f"credentials file or nkey",
             details=details,
         )
-    if cause is Cause.TLS:
+    if cause is ConnectFailure.TLS:
         return ServerUnreachable(
             f"no TLS with {urls} ({text}): check tls_ca (--tlsca), the certificate, and whether the server speaks TLS",
             details=details,
         )
-    if cause is Cause.LIMIT:
+    if cause is ConnectFailure.LIMIT:
         return ServerUnreachable(
             f"{urls} takes no more connections ({text}): raise its max_connections, or that of the account, or end "
             f"processes that are not needed",
             details=details,
         )
-    if cause is Cause.FILE:
+    if cause is ConnectFailure.FILE:
         return InvalidSettings(
             f"the credentials or nkey file cannot be used ({text}): it must be a file written by `nsc`",
             details=details,

@@ -34,7 +34,7 @@ class Right(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Refusal:
+class SubjectRefusal:
     right: Right
     subject: str
     lost: bool
@@ -51,18 +51,18 @@ class RefusalTable:
     """See the module's docstring. Times are those of the event loop."""
 
     def __init__(self) -> None:
-        self._refusals: dict[tuple[Right, str], Refusal] = {}
+        self._refusals: dict[tuple[Right, str], SubjectRefusal] = {}
 
     def __repr__(self) -> str:
         return f"RefusalTable({len(self._refusals)})"
 
-    def get(self, right: Right, subject: str) -> Refusal | None:
+    def get(self, right: Right, subject: str) -> SubjectRefusal | None:
         return self._refusals.get((right, subject))
 
-    def of(self, right: Right) -> list[Refusal]:
+    def of(self, right: Right) -> list[SubjectRefusal]:
         return [refusal for refusal in self._refusals.values() if refusal.right is right]
 
-    def refused(self, right: Right, subject: str, now: float, *, lost: bool) -> Refusal | None:
+    def refused(self, right: Right, subject: str, now: float, *, lost: bool) -> SubjectRefusal | None:
         """The server refused it; None if that is known already."""
         known = self._refusals.get((right, subject))
         if known is not None:
@@ -75,33 +75,35 @@ class RefusalTable:
             del self._refusals[next(iter(self._refusals))]
         loud = sum(refusal.loud for refusal in self._refusals.values()) < MAX_REPORTED
         pause_s = FIRST_LOST_PAUSE_S if lost else FIRST_PAUSE_S
-        refusal = Refusal(right=right, subject=subject, lost=lost, loud=loud, pause_s=pause_s, again_at=now + pause_s)
+        refusal = SubjectRefusal(
+            right=right, subject=subject, lost=lost, loud=loud, pause_s=pause_s, again_at=now + pause_s
+        )
         self._refusals[right, subject] = refusal
         return refusal
 
-    def begin(self, refusals: Iterable[Refusal]) -> None:
+    def begin(self, refusals: Iterable[SubjectRefusal]) -> None:
         """These are tried now."""
         for refusal in refusals:
             refusal.trying = True
 
-    def confirm(self, refusals: Iterable[Refusal]) -> list[Refusal]:
+    def confirm(self, refusals: Iterable[SubjectRefusal]) -> list[SubjectRefusal]:
         """The server has seen the attempts: those that it did not refuse again have ended, and are returned."""
         ended = [each for each in refusals if each.trying and self.get(each.right, each.subject) is each]
         for refusal in ended:
             self.forget(refusal)
         return ended
 
-    def postpone(self, refusals: Iterable[Refusal], now: float) -> None:
+    def postpone(self, refusals: Iterable[SubjectRefusal], now: float) -> None:
         """It is unknown what became of the attempts."""
         for refusal in refusals:
             refusal.trying = False
             refusal.again_at = now + refusal.pause_s
 
-    def forget(self, refusal: Refusal) -> None:
+    def forget(self, refusal: SubjectRefusal) -> None:
         """Nobody needs it any more."""
         self._refusals.pop((refusal.right, refusal.subject), None)
 
-    def lost(self, now: float) -> list[Refusal]:
+    def lost(self, now: float) -> list[SubjectRefusal]:
         """Lost rights that are still needed. Only reads, so any thread may call it."""
         return [
             refusal

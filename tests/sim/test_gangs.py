@@ -16,7 +16,7 @@ from gangline.testing.sim.run import run, total_outcomes
 from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(0, whole=100)))
+SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(0, whole=40)))
 QUICK = [3, 6, 9]
 """All that befalls gangs befalls some of these."""
 
@@ -39,7 +39,7 @@ def test_no_law_is_broken_by_gangs(seeds):
     assert total_outcomes(reports)["acquired"] > len(reports) * 2 / 5
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=60)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=24)))
 @pytest.mark.parametrize("draw", [draw_repairs_plan, draw_roll_plan])
 def test_no_law_is_broken_by_a_second_fault_during_a_repair(draw, seed):
     report = run(seed, plan=draw(seed))

@@ -98,7 +98,7 @@ def in_use(made: list[Worker]) -> int:
     return sum(worker.core.load.ongoing for worker in made)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=1)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
 async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
     made, first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)

@@ -146,7 +146,7 @@ def test_it_leaves_alone_what_the_head_of_the_queue_waits_for():
         st.tuples(st.integers(min_value=1, max_value=5), st.integers(min_value=0, max_value=2)), max_size=4
     ),
 )
-@settings(max_examples=repetitions(20, whole=600), deadline=None)
+@settings(max_examples=repetitions(20, whole=200), deadline=None)
 def test_nobody_who_waits_fares_worse_than_beside_the_smallest_size(slots, plain, least, more, priority, others):
     def played(size: int | tuple[int, int]) -> tuple[dict[str, str], int]:
         world = world_of(*slots)
@@ -176,7 +176,7 @@ def test_nobody_who_waits_fares_worse_than_beside_the_smallest_size(slots, plain
     more=st.integers(min_value=0, max_value=12),
     strategy=st.sampled_from(["pack", "spread", "strict_pack", "strict_spread"]),
 )
-@settings(max_examples=repetitions(20, whole=600), deadline=None)
+@settings(max_examples=repetitions(20, whole=200), deadline=None)
 def test_no_larger_size_would_have_fitted(slots, least, more, strategy):
     free = inventory_of(*((count, 0) for count in slots)).free
     spec = GangSpec.model_validate({"pool": "p", "size": [least, least + more], "strategy": strategy})

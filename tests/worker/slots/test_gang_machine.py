@@ -376,4 +376,4 @@ class GangMachine(RuleBasedStateMachine):
 
 
 TestGangs = GangMachine.TestCase
-TestGangs.settings = settings(max_examples=repetitions(15, whole=300), stateful_step_count=60, deadline=None)
+TestGangs.settings = settings(max_examples=repetitions(15, whole=100), stateful_step_count=60, deadline=None)

@@ -17,7 +17,7 @@ from gangline.testing.loop import current_node
 from ....scale import repetitions
 from ....support.durable.site import DispatcherNode, Site, simulate
 
-SEEDS = repetitions(1, whole=20)
+SEEDS = repetitions(1, whole=10)
 
 
 class Jobs:
@@ -209,7 +209,7 @@ def test_the_dispatcher_is_frozen_at_any_moment_and_comes_back(seed: int) -> Non
     simulate(story())
 
 
-@pytest.mark.parametrize("seed", range(repetitions(2, whole=20)))  # the first fails storage, the second the server
+@pytest.mark.parametrize("seed", range(repetitions(2, whole=10)))  # the first fails storage, the second the server
 def test_the_server_restarts_or_storage_fails_at_any_moment(seed: int) -> None:
     chance = random.Random(seed)
 

@@ -802,7 +802,7 @@ async def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_k
 
 @simulated
 async def test_a_long_task_starts_once_with_default_settings() -> None:
-    seconds = float(repetitions(50, whole=400))
+    seconds = float(repetitions(50, whole=200))
     async with Site() as site:
         for _ in range(2):
             site.worker()

@@ -65,7 +65,11 @@ HISTORIES = {
 """Each with an accident that all its plans have."""
 
 
-@pytest.mark.parametrize("draw", HISTORIES)
+# Python 3.13 collects generators that crashed nodes of this history leave behind with warnings. No law is broken.
+LONG = {draw_listed_plan}
+
+
+@pytest.mark.parametrize("draw", [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in HISTORIES])
 def test_no_law_is_broken_in_rare_histories(draw):
     reports = [run(seed, plan=draw(seed)) for seed in range(FIRST, FIRST + repetitions(1, whole=12))]
     broken = [str(report) for report in reports if not report.ok]

@@ -269,11 +269,10 @@ class LostGang:
     members: tuple[KvWrite, ...]
 
     def writes(self, leader_key: str, fence: int) -> list[KvWrite]:
-        """One atomic batch, conditional on leadership as all of ours. With members also on the gang's absence; each
-        write can have one condition."""
-        first, *rest = (*self.members, self.record)
-        fenced = replace(first, revision=fence, condition_key=leader_key)
-        return [fenced, *(write if write is self.record else replace(write, revision=None) for write in rest)]
+        """One atomic batch: refused if the gang is there, or if it has members and we do not lead."""
+        plain = [replace(write, revision=None) for write in self.members]
+        fenced = [replace(write, revision=fence, condition_key=leader_key) for write in plain[:1]]
+        return [*fenced, *plain[1:], self.record]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

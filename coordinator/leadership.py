@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ..bus.port.bus import Conflict, Message, NotPermitted
+from ..bus.port.bus import Message, NotPermitted
 from ..bus.rpc.responder import Listening
 from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.tasks import TaskSet
-from ..schemas.errors.base import GanglineError, Unavailable
+from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import GangReply, PingRequest
 from ..schemas.names import Names, WorkerId
-from ..schemas.records.gangs import GangState, LedgerComplete
+from ..schemas.records.gangs import GangState
 from ..schemas.records.workers import LeaseRecord
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
@@ -29,7 +29,7 @@ from ..telemetry.metrics.instruments import metrics_enabled
 from .core.gang_core import SchedulerCore
 from .election.election_core import ElectionRole
 from .ledger.set_declarations import SetDeclarations
-from .ledger.storage import LedgerSnapshot, LostGang, parse, read_ledger, read_members
+from .ledger.storage import LedgerSnapshot, parse, read_ledger, read_members
 from .ledger.worker_registry import LEFT
 from .model import effects as do
 from .model import events as on
@@ -142,7 +142,6 @@ class Leadership:
         context = self._context
         if not await self._entered():
             return
-        await self._complete(self._write_back)
         reading = await read_ledger(
             context.kv, context.names, shard=context.shard, fence=lambda: context.leader.fence, log=self._log
         )
@@ -166,66 +165,6 @@ class Leadership:
             extra={"action": "coordinator.leads"},
         )  # fmt: skip
         self._on_ready()
-
-    async def _complete(self, restore: Callable[[], Awaitable[None]]) -> None:
-        """Restore a ledger that is new or was lost, and mark it as complete; returns when it is."""
-        context, since = self._context, self._context.clock.wall
-        while True:
-            try:
-                if await context.kv.get(context.shard.complete_key) is None:
-                    await restore()
-                    await context.kv.put(
-                        context.shard.complete_key, LedgerComplete(since=since).model_dump_json().encode()
-                    )
-                return
-            except NotPermitted as error:
-                self._log.warning(
-                    "the ledger cannot be restored if it is lost: %s", error, extra={"action": "ledger.not_permitted"}
-                )
-                return
-            except GanglineError as error:
-                self._log.info("the ledger is not complete yet: %s", error, extra={"action": "ledger.not_restored"})
-                await asyncio.sleep(_RETRY_S)
-
-    async def _write_back(self) -> None:
-        """Write what the mirror has and the ledger lacks.
-
-        Raises:
-            Unavailable: not everything was written.
-        """
-        context, lost = self._context, self._context.mirror.content()
-        gangs = [await self._bring_back(gang) for gang in lost.gangs]
-        results = await context.kv.write(lost.sets) if lost.sets else []
-        for result in results:
-            if isinstance(result, Unavailable) and not isinstance(result, Conflict):
-                raise result
-        declared = Names.gangset_key("")
-        sets = [write.key for write, it in zip(lost.sets, results, strict=False) if isinstance(it, int)]
-        written = sum(gangs), sum(key.startswith(declared) for key in sets)
-        if any(written):
-            self._log.warning(
-                "the server lost the ledger: wrote %s and %s back",
-                count_of(written[0], "gang"), count_of(written[1], "standing set"),
-                extra={"action": "ledger.written_back"},
-            )  # fmt: skip
-
-    async def _bring_back(self, gang: LostGang) -> bool:
-        """Write a gang with all its members, if it is not there and we lead; whether it was written."""
-        context = self._context
-        while await context.kv.get(gang.record.key) is None:
-            with contextlib.suppress(Conflict):  # another process wrote it, or leads now
-                await context.kv.commit(gang.writes(context.leader.key, context.leader.fence))
-                return True
-            await asyncio.sleep(_RETRY_S)
-        return False
-
-    async def _written_again(self) -> None:
-        """The core writes its gangs again, in batches that are in the queue now; then comes what it does not have."""
-        while True:
-            await asyncio.sleep(_RETRY_S)
-            if not self.core.statistics()["commits_waiting"]:
-                await self._write_back()
-                return
 
     async def _entered(self) -> bool:
         """Whether our pools are still ours; if not, another shard took them because it believed us dead."""
@@ -352,7 +291,6 @@ class Leadership:
         self.feed(on.LedgerVanished(**self._context.clock.moment(), fence=fence))
         if await self._entered():
             await self._sets.restore()
-            self._tasks.start(self._complete(self._written_again))
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -1,22 +1,21 @@
 """The ledger: read as a whole by a new leader, and written one batch at a time, as the core decides. Each batch is
-conditional on leadership. A mirror of it outlives the server that loses it."""
+conditional on leadership."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
-from ...bus.port.subjects import Subscription
+from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvWrite
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId
-from ...schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, GangState, MemberRecord
+from ...schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, MemberRecord
 from ...schemas.records.workers import Heartbeat, Record, Registration, complaint
 from ...telemetry.logs import Log
 from ..election.leader_record import LeaderKey, LeaderLost, LedgerLost
@@ -25,8 +24,6 @@ from ..model import events as on
 from ..sharding.shards import WHOLE, Shard
 
 _RETRY_S: Final = 0.1
-_FORGET_S: Final = 1.0
-"""How long deletions are collected before the mirror looks whether the ledger is complete."""
 R = TypeVar("R", bound=Record)
 
 
@@ -259,135 +256,3 @@ def _write(write: do.LedgerWrite) -> KvWrite:
         revision=write.revision,
         condition_key=write.condition_key,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostGang:
-    """A gang to be written back."""
-
-    record: KvWrite
-    members: tuple[KvWrite, ...]
-
-    def writes(self, leader_key: str, fence: int) -> list[KvWrite]:
-        """One atomic batch: refused if the gang is there, or if it has members and we do not lead."""
-        plain = [replace(write, revision=None) for write in self.members]
-        fenced = [replace(write, revision=fence, condition_key=leader_key) for write in plain[:1]]
-        return [*fenced, *plain[1:], self.record]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostLedger:
-    """What is to be written back."""
-
-    gangs: list[LostGang]
-    sets: list[KvWrite]
-    """Their declarations and statuses."""
-
-
-class LedgerMirror:
-    """A copy of what the ledger last had of gangs and standing sets. Every coordinator keeps one, whether it leads or
-    not, so that whoever leads next can write it back if the ledger was lost with its server.
-
-    1. A key is forgotten only if its deletion was seen and the ledger was complete after that: a lost bucket looks like
-       one in which everything was deleted, but nobody has marked it as complete yet.
-    2. It is written back only to a ledger that is not complete, and never over what is there or was deleted there.
-    """
-
-    def __init__(self, kv: KeyValue, names: Names, shard: Shard, log: Log) -> None:
-        self._kv = kv
-        self._names = names
-        self._shard = shard
-        self._complete_key = shard.complete_key
-        self._log = log
-        self._entries: dict[str, KvEntry] = {}
-        self._deleted: set[str] = set()
-        """Keys of these that are gone from the bucket."""
-        self._tasks = TaskSet("ledger mirror", log)
-        self._forgetting = False
-        self._subscriptions: list[Subscription] = []
-
-    def __repr__(self) -> str:
-        return f"<LedgerMirror {len(self._entries)} keys, {len(self._deleted)} of them deleted or lost>"
-
-    async def start(self) -> None:
-        """Follow.
-
-        Raises:
-            Unavailable: the ledger cannot be followed. Nothing is left of the attempt, so it may be repeated.
-        """
-        names = self._names
-        patterns = (Names.gang_key(), names.members_of(), Names.gangset_key(), Names.gangset_status_key())
-        try:
-            for pattern in patterns:
-                self._subscriptions.append(await self._kv.watch(pattern, self._on_entry))
-        except BaseException:
-            await self._unsubscribe()
-            raise
-
-    async def stop(self) -> None:
-        """Idempotent, and safe before `start`."""
-        await self._unsubscribe()
-        self._tasks.cancel()
-        await self._tasks.rest()
-
-    async def _unsubscribe(self) -> None:
-        subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
-            await subscription.unsubscribe()
-
-    def _on_entry(self, entry: KvEntry) -> None:
-        if entry.operation is KvOperation.PUT:
-            self._entries[entry.key] = entry
-            self._deleted.discard(entry.key)
-        elif entry.key in self._entries:
-            self._deleted.add(entry.key)
-            if not self._forgetting:
-                self._forgetting = True
-                self._tasks.start(self._forget())
-
-    async def _forget(self) -> None:
-        try:
-            while self._deleted:
-                await asyncio.sleep(_FORGET_S)
-                deleted = set(self._deleted)
-                try:
-                    complete = await self._kv.get(self._complete_key) is not None
-                except GanglineError as error:
-                    self._log.debug("cannot read the ledger: %s", error, extra={"action": "mirror.read_failed"})
-                    complete = False
-                for key in deleted & self._deleted if complete else ():  # what was written again meanwhile stays
-                    self._deleted.discard(key)
-                    self._entries.pop(key, None)
-        finally:
-            self._forgetting = False
-
-    def content(self) -> LostLedger:
-        """The gangs and sets of our shard. What has ended is not among them."""
-        reading = _of_shard(_sorted(self._entries.values(), self._names, self._log), self._shard)
-        members: dict[str, list[KvWrite]] = {}
-        for worker, member in reading.members:
-            write = _new(self._names.member_key(worker, member.gang), member)
-            members.setdefault(member.gang, []).append(write)
-        gangs = [
-            # By default the fence is the revision, which the new record does not have.
-            LostGang(
-                record=_new(
-                    Names.gang_key(gang.id),
-                    gang.model_copy(update={"fence": gang.fence_at(revision)}) if gang.seats else gang,
-                ),
-                members=tuple(members.get(gang.id, ())),
-            )
-            for gang, revision in reading.gangs
-            if gang.state is not GangState.ENDED
-        ]
-        sets = [_raw(key, reading.raw_sets[key]) for key in (Names.gangset_key(name) for name, _ in reading.sets)]
-        statuses = [_new(Names.gangset_status_key(name), status) for name, status in reading.statuses]
-        return LostLedger(gangs=gangs, sets=[*sets, *statuses])
-
-
-def _new(key: str, record: Record) -> KvWrite:
-    return _raw(key, record.model_dump_json().encode())
-
-
-def _raw(key: str, value: bytes) -> KvWrite:
-    return KvWrite(key=key, value=value, revision=0, revives=False)

@@ -35,7 +35,7 @@ from ...telemetry.metrics.coordinator import CoordinatorMetrics
 from ..core.gang_core import SchedulerCore
 from ..election.elector import Elector
 from ..election.leader_record import LeaderKey
-from ..ledger.storage import GangLedgerWriter, LedgerMirror
+from ..ledger.storage import GangLedgerWriter
 from ..ledger.worker_registry import WorkerRegistry
 from ..model import effects as do
 from ..model import events as on
@@ -65,7 +65,6 @@ class WorkerRpc:
         channel: Callable[[WorkerId], str],
         heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
-        reconnecting: Callable[[], bool],
         observer: GangTracer,
         times: GenerationTimes,
         log: Log,
@@ -76,7 +75,6 @@ class WorkerRpc:
             channel: the channel in a worker's registration; empty if there is none.
             heard: called when a worker answers.
             doubt: called when nobody subscribes to a worker's subject.
-            reconnecting: whether that may only mean that the worker has not reconnected yet, unlike us.
             observer: sees each answer; for traces.
             times: is told what the tasks of stopped ranks have spent their time on.
         """
@@ -89,7 +87,6 @@ class WorkerRpc:
         self._channel = channel
         self._heard = heard
         self._doubt = doubt
-        self._reconnecting = reconnecting
         self._observer = observer
         self._times = times
         self._log = log
@@ -263,7 +260,7 @@ class WorkerRpc:
         if isinstance(reply, GanglineError):
             cause = reply.cause if isinstance(reply, _NotReached) else reply
             self._missed(effect.worker, Operation.PING, cause)
-            if isinstance(cause, NoResponders) and not self._reconnecting():
+            if isinstance(cause, NoResponders):
                 self._feed(on.PingUnanswered(**self._clock.moment(), worker=effect.worker))
             return
         behind = reply.missing.keys() | reply.starting.keys()
@@ -344,7 +341,6 @@ class CoordinatorContext:
     names: Names
     clock: EventClock
     leader: LeaderKey
-    mirror: LedgerMirror
     worker_registry: WorkerRegistry
     elector: Elector
     settings: CoordinatorSettings
@@ -406,7 +402,6 @@ class GangEffectExecutor:
             channel=worker_registry.channel,
             heard=worker_registry.heard,
             doubt=worker_registry.doubt,
-            reconnecting=lambda: worker_registry.reconnecting,
             observer=traces,
             times=self._times,
             log=log,

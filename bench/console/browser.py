@@ -71,9 +71,10 @@ class Page:
             shown = await self.text()
             raise AssertionError(f"never true: {script}\nerrors: {self.errors}\nthe page:\n{shown[:2000]}") from None
 
-    async def until_text(self, text: str, within: str = "main") -> None:
-        """Wait until a part of the page has this text."""
-        await self.until(f"document.querySelector({json.dumps(within)}).innerText.includes({json.dumps(text)})")
+    async def until_text(self, *texts: str, within: str = "main") -> None:
+        """Wait until a part of the page has all these texts at once."""
+        part = f"document.querySelector({json.dumps(within)})"
+        await self.until(f"{json.dumps(texts)}.every((text) => {part}.innerText.includes(text))")
 
     async def text(self, of: str = "body") -> str:
         return str(await self.run(f"document.querySelector({json.dumps(of)}).innerText"))
@@ -83,18 +84,19 @@ class Page:
         await self.run(f"location.hash = {json.dumps('#/' + path)}")
 
     async def enter(self, into: str, text: str) -> None:
-        """Give a field a value, as if it were typed or chosen."""
-        await self.run(
+        """Give a field a value, as if it were typed or chosen; waits for the field."""
+        await self.until(
             f"(() => {{ const field = document.querySelector({json.dumps(into)}); field.value = {json.dumps(text)};"
-            " for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true })); })()"
+            " for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true }));"
+            " return true; })()"
         )
 
     async def click(self, text: str, within: str = "body") -> None:
         """The first button that is labelled so; waits for it."""
         buttons = f"[...document.querySelectorAll({json.dumps(within + ' button')})]"
         found = f"{buttons}.find((button) => button.innerText === {json.dumps(text)})"
-        await self.until(found)
-        await self.run(f"{found}.click()")
+        # In one expression: a page may be drawn again between two.
+        await self.until(f"({found}.click(), true)")
 
     async def shot(self, path: Path) -> None:
         """A picture of what is in view, as PNG or WebP, by the file's suffix."""

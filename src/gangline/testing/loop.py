@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import inspect
 import itertools
 import logging
 import threading
@@ -264,6 +265,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # "never awaited"
                 before = self._all_tasks()
+                for task in sorted(before, key=hash):
+                    if not inspect.iscoroutine(task.get_coro()):  # the end of a generator that was left half way
+                        _close(task)
                 for tasks in self._crashed.values():
                     for task in tasks:
                         _close(task)

@@ -10,7 +10,7 @@ import collections.abc
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import PurePath
@@ -82,8 +82,12 @@ _NEITHER: Final = bytes(set(range(256)) - {*_CONTAINERS, *range(0xC7, 0xCA), *ra
 
 def pack_plain(value: Any) -> bytes | None:
     """Write msgpack of `to_wire(value)`, in one step. None: that takes more steps, or raises an error."""
+    return _pack_plain(value, _write_result)
+
+
+def _pack_plain(value: Any, write: Callable[[Any], bytes]) -> bytes | None:
     try:
-        data = _write(value)
+        data = write(value)
     except InvalidRequest:
         return None
     # The packer would also write an extension type, and nests deeper than we do. A text may contain the same bytes.
@@ -91,18 +95,6 @@ def pack_plain(value: Any) -> bytes | None:
     if (len(found) > MAX_DEPTH or found.strip(_CONTAINERS)) and not is_plain(value):
         return None
     return data
-
-
-def _atom(value: Any) -> Any:
-    """msgpack's hook for types that it does not know: only for those that become a single value. What becomes a list
-    cannot be a key, which nobody knows here."""
-    plain = _plain(value, "", _UNNAMED)
-    if type(plain) not in ATOMS:
-        raise _Unusual
-    return plain
-
-
-_write: Final = packing(default=_atom, strict_types=True)
 
 
 class _Side:
@@ -167,13 +159,29 @@ def pack_task(frame: Sequence[Any]) -> bytes:
         InvalidArguments: names the argument, and the place in it, that cannot be sent.
     """
     method, args, kwargs = frame[2:5]
-    if (packed := pack_plain([*frame[:3], args and list(args), *frame[4:]])) is not None:
+    frame_of_lists = [*frame[:3], args and list(args), *frame[4:]]
+    if (packed := _pack_plain(frame_of_lists, _write_arguments)) is not None:
         return packed
     by_place, named = wire_arguments(args or (), kwargs, method)
     return pack((*frame[:3], by_place or None, named or None, *frame[5:]))
 
 
-_UNNAMED: Final = _Side("", arguments=False)
+def _writing(side: _Side) -> Callable[[Any], bytes]:
+    """A function that writes msgpack of what takes one step of conversion at each place."""
+
+    def converted(value: Any) -> Any:
+        """msgpack's hook for types that it does not know. It does not say whether the value is a key, which must not
+        become a list or map: it is none if it has no hash."""
+        plain = _plain(value, "", side)
+        if type(plain) not in ATOMS and type(value).__hash__ is not None:
+            raise _Unusual
+        return plain
+
+    return packing(default=converted, strict_types=True)
+
+
+_write_result: Final = _writing(_Side("", arguments=False))
+_write_arguments: Final = _writing(_Side("", arguments=True))
 
 
 class _Unusual(Exception):

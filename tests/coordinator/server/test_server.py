@@ -388,11 +388,16 @@ async def read(system: RealWorkersSystem, key: str) -> KvEntry:
 
 
 async def look_for_partial_gangs(system: RealWorkersSystem) -> None:
+    """What is written while a list is read may be in it in part, so a breach counts if the next list has it, too."""
+    before: list[str] = []
     while True:
         try:
-            system.watcher.broken += check_atomic(await system.ledger.entries("gang.*", "member.>"))
+            found = check_atomic(await system.ledger.entries("gang.*", "member.>"))
         except GanglineError:
             pass
+        else:
+            system.watcher.broken += [breach for breach in found if breach in before]
+            before = found
         await asyncio.sleep(0.05)
 
 

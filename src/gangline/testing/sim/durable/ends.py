@@ -19,7 +19,7 @@ from ....schemas.wire import codec
 from ....schemas.wire.headers import SCHEDULE
 from ..history.checker import Checker
 from ..history.troubles import Troubles, pool_name
-from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
+from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind, JobStep
 from ..tasks.tasks import job_result
 from .records import JobModel, of_job
 
@@ -120,6 +120,15 @@ class Ends:
         if record.attempts > model.most_attempts:
             self._fail("L10", f"{model} has {record.attempts} attempts of {model.most_attempts}")
 
+    def _needed_s(self, step: JobStep) -> float:
+        """The most time before its deadline at which a dispatcher may refuse to start it. An estimate of how long a
+        method takes (see runtime.timers.UsualDurations) is at most six times the longest execution so far."""
+        same = [body for model in self._models.values() if model.step.method == step.method for body in model.bodies]
+        if not same:
+            return 0.0
+        longest_s = max((body.ended_at or self._clock()) - body.since for body in same)
+        return max(6 * longest_s, 0.75 * (step.deadline_s or 0.0))
+
     def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
         """Whether the task may be dead for that reason."""
         step = model.step
@@ -143,7 +152,7 @@ class Ends:
                 # Headers count both from the publication; the SDK starts the deadline at the end of the delay.
                 delay_s = 0.0 if step.kind is JobKind.PUBLISH else step.delay_s or 0.0
                 due = None if step.deadline_s is None else model.asked_at + delay_s + step.deadline_s
-                return due is not None and self._clock() > due - 0.1
+                return due is not None and self._clock() > due - max(0.1, self._needed_s(step))
             case DeadReason.IMPOSSIBLE:
                 return step.method == "job_heavy"
             case DeadReason.UNKNOWN_ENDPOINT:

@@ -169,6 +169,7 @@ class StreamAdmin:
     async def _make(self) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._bus.api.timeout_s
+        refusal: NotOurStream | None = None
         while True:
             patience_s = min(_PATIENCE_S, max(deadline - loop.time(), 0.1))
             try:
@@ -176,8 +177,12 @@ class StreamAdmin:
                 made = await self._look_or_create(patience_s)
             except (StorageUnavailable, NotOurStream) as error:
                 # A cluster that has just started or lost its leader: no answer or a refusal for a while.
-                lasting = isinstance(error, ApiError) and not error.temporary
-                if lasting or loop.time() + _RETRY_S > deadline:
+                if isinstance(error, ApiError) and not error.temporary:
+                    raise
+                refusal = error if isinstance(error, NotOurStream) else refusal
+                if loop.time() + _RETRY_S > deadline:
+                    if refusal is not None and refusal is not error:
+                        raise refusal from error  # it says more than a last answer that did not come
                     raise
                 await asyncio.sleep(_RETRY_S)
                 continue

@@ -88,11 +88,17 @@ class Harness:
         return outcome.value
 
 
+def pool_of(*functions: Callable[..., Any], **options: Any) -> Pool:
+    """A pool of these tasks."""
+    pool = Pool("p", **options)
+    for function in functions:
+        pool.task(function)
+    return pool
+
+
 @asynccontextmanager
 async def running(
-    pool: Pool,
-    settings: ExecutorSettings | None = None,
-    on_models: Callable[[tuple[str, ...]], None] | None = None,
+    pool: Pool, settings: ExecutorSettings | None = None, on_models: Callable[[tuple[str, ...]], None] | None = None
 ) -> AsyncIterator[Harness]:
     executors = ExecutorRegistry(pool, settings=settings, on_models=on_models)
     await executors.start()

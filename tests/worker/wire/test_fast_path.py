@@ -144,10 +144,8 @@ async def test_arguments_that_came_as_json_are_decoded(rig: Rig):
 
 
 async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
-    rig = Rig()
     seen: list[TaskContext] = []
 
-    @rig.worker.pool.task
     async def look() -> list[object]:
         context = current_task()
         seen.append(context)
@@ -156,7 +154,7 @@ async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
         left = current_deadline()
         return [context.id, context.method, context.attempt, context.key, before, left is not None, context.cancelled]
 
-    async with rig:
+    async with Rig(look) as rig:
         first = await rig.hand.ask(*task(1, "look", deadline_ms=5000, meta={"attempt": 3, "key": "k", "model": None}))
         second = await rig.hand.ask(*task(2, "look", deadline_ms=None))
     assert first[2] == ["hand.1", "look", 3, "k", "none", True, False]
@@ -166,13 +164,10 @@ async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
 
 
 async def test_what_a_task_raises_at_its_first_step_ends_the_task_alone():
-    rig = Rig()
-
-    @rig.worker.pool.task
     async def leave(how: str) -> None:
         raise {"exit": SystemExit(3), "cancel": asyncio.CancelledError(), "plain": ValueError("no")}[how]
 
-    async with rig:
+    async with Rig(leave) as rig:
         rig.hand.send(
             *(task(n, "leave", [how]) for n, how in enumerate(("exit", "cancel", "plain"), 1)), task(4, "echo")
         )

@@ -61,9 +61,7 @@ async def used_again_after(work: Work) -> tuple[bool, Piece]:
 
 
 @in_rows("run_loop", [asyncio.run, uvloop.run])
-def test_executions_that_wait_one_after_the_other_share_a_task_on_each_loop(
-    run_loop: RunLoop,
-):
+def test_executions_that_wait_one_after_the_other_share_a_task_on_each_loop(run_loop: RunLoop):
     async def life() -> set[int]:
         async with warm() as carriers:
             return {(await run(carriers, nap)).number for _ in range(5)}

@@ -16,33 +16,28 @@ from gangline.worker.execution.executors.threads import ThreadExecutor
 from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.rows import in_rows
-from ....support.worker.harness import running
+from ....support.worker.harness import pool_of, running
 from ....waiting import PATIENCE_S
 
 
 async def test_a_function_runs_beside_the_loop():
-    pool = Pool("p")
-
-    @pool.task
     def work(x: int) -> dict[str, object]:
         return {"x": x, "beside": threading.current_thread() is not main, "id": current_task().id}
 
     main = threading.current_thread()
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         value = await harness.value("work", options={"id": "r.1"}, x="3")
     assert value == {"x": 3, "beside": True, "id": "r.1"}
 
 
 async def test_as_many_threads_as_tasks_at_once_are_kept_for_reuse():
-    pool = Pool("p", slots=3)
     together = threading.Barrier(3)
 
-    @pool.task
     def work() -> int:
         together.wait(PATIENCE_S)
         return threading.get_ident()
 
-    async with running(pool) as harness:
+    async with running(pool_of(work, slots=3)) as harness:
         first = [harness.launch("work") for _ in range(3)]
         threads = {(await one.done).value for one in first}
         assert len(threads) == 3
@@ -53,15 +48,13 @@ async def test_as_many_threads_as_tasks_at_once_are_kept_for_reuse():
 
 async def test_context_variables_of_the_launch_are_seen_in_the_thread():
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-    pool = Pool("p")
 
-    @pool.task
     def work() -> str:
         value = variable.get()
         variable.set("changed")
         return value
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         variable.set("mine")
         assert await harness.value("work") == "mine"
         assert variable.get() == "mine"
@@ -95,17 +88,15 @@ async def test_nothing_that_a_thread_raises_ends_its_worker(error):
 
 
 async def test_a_cancelled_threads_caller_is_answered_at_once_and_its_slot_is_used_until_it_returns():
-    pool = Pool("p")
     begun, go_on = threading.Event(), threading.Event()
 
-    @pool.task
     def work() -> str:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return f"cancelled={current_task().cancelled}"
 
     loop = asyncio.get_running_loop()
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
@@ -118,17 +109,15 @@ async def test_a_cancelled_threads_caller_is_answered_at_once_and_its_slot_is_us
 
 
 async def test_a_thread_that_looks_stops_by_itself():
-    pool = Pool("p")
     begun = threading.Event()
 
-    @pool.task
     def work() -> None:
         begun.set()
         while True:
             current_task().check_cancelled()
 
     loop = asyncio.get_running_loop()
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
@@ -136,14 +125,12 @@ async def test_a_thread_that_looks_stops_by_itself():
 
 
 async def test_a_cancel_before_the_thread_begins_starts_nothing():
-    pool = Pool("p", slots=2)
     ran = []
 
-    @pool.task
     def work() -> None:
         ran.append(current_task().cancelled)
 
-    async with running(pool) as harness:
+    async with running(pool_of(work, slots=2)) as harness:
         for _ in range(50):
             launched = harness.launch("work")
             launched.cancel()

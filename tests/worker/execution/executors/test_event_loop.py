@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,7 +14,7 @@ from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.rows import in_rows
-from ....support.worker.harness import pool_of, running
+from ....support.worker.harness import counting, pool_of, running
 
 
 async def test_a_coroutine_gives_its_result():
@@ -243,37 +243,11 @@ async def test_the_callers_deadline_stands_when_it_comes_before_the_tasks_own():
 # -- streams ------------------------------------------------------------------------------------------------------
 
 
-def counting(pool: Pool) -> list[str]:
-    """Declares both kinds of generator; the list tells what they did."""
-    seen: list[str] = []
-
-    @pool.task
-    async def numbers(n: int) -> AsyncIterator[int]:
-        try:
-            for i in range(n):
-                await asyncio.sleep(0)
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            await asyncio.sleep(0)
-            seen.append("closed")
-
-    @pool.task(executor="async")
-    def plain_numbers(n: int) -> Iterator[int]:
-        try:
-            for i in range(n):
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            seen.append("closed")
-
-    return seen
+EACH = in_rows("method", ["numbers", "plain_numbers", "numbers_in_thread", "plain_numbers_in_thread"])
+ON_THE_LOOP = in_rows("method", ["numbers", "plain_numbers"])
 
 
-BOTH = in_rows("method", ["numbers", "plain_numbers"])
-
-
-@BOTH
+@EACH
 async def test_a_stream_goes_out_item_by_item_and_tells_its_count(method):
     pool = Pool("p")
     seen = counting(pool)
@@ -281,20 +255,12 @@ async def test_a_stream_goes_out_item_by_item_and_tells_its_count(method):
         launched = harness.launch(method, options={"streams": True}, n=50)
         assert await launched.done == Outcome(items=50)
         assert launched.items == list(range(50))
+        assert await harness.run(method, n=0) == Outcome(value=[])
+        assert await harness.launch(method, options={"streams": True}, n=0).done == Outcome(items=0)
     assert seen[-1] == "closed"
 
 
-@BOTH
-async def test_an_empty_stream_has_no_items(method):
-    pool = Pool("p")
-    counting(pool)
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True}, n=0)
-        assert await launched.done == Outcome(items=0)
-        assert await harness.run(method, n=0) == Outcome(value=[])
-
-
-@BOTH
+@ON_THE_LOOP
 async def test_a_stream_waits_for_its_reader(method):
     pool = Pool("p")
     seen = counting(pool)
@@ -319,39 +285,32 @@ async def test_credit_that_comes_while_an_item_goes_out_is_not_lost():
         assert await launched.done == Outcome(items=20)
 
 
-@BOTH
-async def test_a_stream_that_nobody_asked_for_is_collected(method):
-    pool = Pool("p")
-    counting(pool)
-    async with running(pool) as harness:
-        assert await harness.run(method, n=5) == Outcome(value=[0, 1, 2, 3, 4])
-
-
-@BOTH
+@EACH
 async def test_a_collected_stream_is_bounded_by_size(method):
     pool = Pool("p")
     seen = counting(pool)
     async with running(pool, ExecutorSettings(max_collected_bytes=10)) as harness:
+        assert await harness.run(method, n=10) == Outcome(value=list(range(10)))
         error = (await harness.run(method, n=1000)).error
     assert isinstance(error, InvalidResult)
     assert "exceed 10 bytes in total: ask for a stream" in str(error)
     assert seen[-2:] == ["made 10", "closed"]
 
 
-@BOTH
+@EACH
 async def test_a_cancelled_stream_is_closed(method):
     pool = Pool("p")
     seen = counting(pool)
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 2}, n=10)
-        await asyncio.sleep(1)
+        await launched.until_items(2)
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
         assert launched.items == [0, 1]
     assert seen[-1] == "closed"
 
 
-@BOTH
+@ON_THE_LOOP
 async def test_an_item_without_a_form_on_the_wire_ends_the_stream(method):
     pool = Pool("p")
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gangline.schemas.errors.base import DeadlineExceeded, InvalidResult, TaskCancelled, TaskFailed
+from gangline.schemas.errors.base import DeadlineExceeded, TaskCancelled, TaskFailed
 from gangline.worker.context.task_context import current_task
-from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.execution.executors.threads import ThreadExecutor
 from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.rows import in_rows
-from ....support.worker.harness import pool_of, running
+from ....support.worker.harness import counting, pool_of, running
 from ....waiting import PATIENCE_S
 
 
@@ -184,46 +182,7 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
 # -- streams ------------------------------------------------------------------------------------------------------
 
 
-def counting(pool: Pool) -> list[str]:
-    seen: list[str] = []
-
-    @pool.task
-    def numbers(n: int) -> Iterator[int]:
-        try:
-            for i in range(n):
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            seen.append("closed")
-
-    @pool.task(executor="thread")
-    async def async_numbers(n: int) -> AsyncIterator[int]:
-        try:
-            for i in range(n):
-                await asyncio.sleep(0)
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            seen.append("closed")
-
-    return seen
-
-
-BOTH = in_rows("method", ["numbers", "async_numbers"])
-
-
-@BOTH
-async def test_a_stream_goes_out_item_by_item(method):
-    pool = Pool("p")
-    seen = counting(pool)
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True, "window": 100}, n=50)
-        assert await launched.done == Outcome(items=50)
-        assert launched.items == list(range(50))
-    assert seen[-1] == "closed"
-
-
-@BOTH
+@in_rows("method", ["numbers_in_thread", "plain_numbers_in_thread"])
 @pytest.mark.realtime
 async def test_a_stream_waits_for_its_reader(method):
     pool = Pool("p")
@@ -243,36 +202,12 @@ async def test_virtual_time_passes_while_a_thread_waits_for_its_reader():
     pool = Pool("p")
     counting(pool)
     async with running(pool) as harness:
-        launched = harness.launch("numbers", options={"streams": True, "window": 1}, n=5)
+        launched = harness.launch("plain_numbers_in_thread", options={"streams": True, "window": 1}, n=5)
         for taken in range(1, 6):
             await asyncio.sleep(60)
             assert launched.items == list(range(taken))
             launched.execution.credit(1)
         assert await launched.done == Outcome(items=5)
-
-
-@BOTH
-async def test_a_stream_that_waits_for_its_reader_is_closed_when_cancelled(method):
-    pool = Pool("p")
-    seen = counting(pool)
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True, "window": 2}, n=10)
-        await launched.until_items(2)
-        reason = launched.cancel()
-        assert await launched.done == Outcome(error=reason)
-        assert launched.items == [0, 1]
-    assert seen[-1] == "closed"
-
-
-@BOTH
-async def test_a_stream_that_nobody_asked_for_is_collected_within_bounds(method):
-    pool = Pool("p")
-    seen = counting(pool)
-    async with running(pool, ExecutorSettings(max_collected_bytes=10)) as harness:
-        assert await harness.run(method, n=10) == Outcome(value=list(range(10)))
-        error = (await harness.run(method, n=11)).error
-    assert isinstance(error, InvalidResult)
-    assert seen[-1] == "closed"
 
 
 # -- threads alone ------------------------------------------------------------------------------------------------

@@ -553,8 +553,7 @@ async def test_a_teardown_during_the_start_ends_it(rig: Rig, leader: Leader):
     rig.hand.send(task(1, "work", token=seat.token))
     await rig.hand.quiet(0.1)
     assert (await leader.teardown())["stopped"]
-    answer = await rig.hand.answer(1)
-    assert answer[2] == "task_cancelled"
+    assert (await rig.hand.answer(1))[2] == "task_cancelled"
     assert rig.gates.started == ["start 0 of 1", "stop 0", "stopped 0"] and leader.reports == []
     assert load_of(rig) == (0, 0)
 

@@ -88,9 +88,9 @@ class Harness:
         return outcome.value
 
 
-def counting(pool: Pool) -> list[str]:
-    """Declares generators of each kind; the list tells what they did."""
-    seen: list[str] = []
+def counting() -> tuple[Pool, list[str]]:
+    """A pool of generators of each kind; the list tells what they did."""
+    pool, seen = Pool("p"), list[str]()
 
     async def numbers(n: int) -> AsyncIterator[int]:
         try:
@@ -113,7 +113,7 @@ def counting(pool: Pool) -> list[str]:
     for function in (numbers, plain_numbers):
         pool.task(executor="async")(function)
         pool.task(name=f"{function.__name__}_in_thread", executor="thread")(function)
-    return seen
+    return pool, seen
 
 
 def pool_of(*functions: Callable[..., Any], name: str = "p", **options: Any) -> Pool:

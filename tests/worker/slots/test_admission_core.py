@@ -213,17 +213,12 @@ def test_a_task_that_costs_more_than_its_whole_lease_is_told_so():
     assert admission.admit(4, cost=3, token=lease.token) is Refusal.LEASE_TOO_SMALL
 
 
-def test_a_running_task_that_comes_again_is_known(admission: Admission):
-    admission.started(1)
+def test_a_task_that_comes_again_is_known_while_it_runs_and_gets_its_answer_afterwards(admission: Admission):
+    record = admission.started(1)
     repeat = admission.core.repeated(admission.me(), 1)
-    assert repeat is not None
-    assert repeat.state is TaskState.RUNNING
-
-
-def test_an_answered_task_that_comes_again_gets_its_answer(admission: Admission):
-    admission.end(admission.started(1), b"42")
-    repeat = admission.core.repeated(admission.me(), 1)
-    assert repeat == (TaskState.ANSWERED, b"42")
+    assert repeat is not None and repeat.state is TaskState.RUNNING
+    admission.end(record, b"42")
+    assert admission.core.repeated(admission.me(), 1) == (TaskState.ANSWERED, b"42")
 
 
 def test_a_forgotten_task_that_comes_again_is_not_taken_for_a_new_one():

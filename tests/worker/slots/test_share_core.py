@@ -108,6 +108,11 @@ def beat_all(group: list[Node], now: float) -> None:
         each.beat(now)
 
 
+def settle_all(group: list[Node], now: float) -> None:
+    for each in group:
+        each.settle(now)
+
+
 def test_the_first_worker_leaves_units_for_others_and_takes_them_when_it_needs_them() -> None:
     a, b = nodes("a", "b", limit=8)
     assert (a.units, b.units) == (4, 2)
@@ -123,7 +128,7 @@ def test_a_worker_alone_has_all_of_a_limit_of_one() -> None:
     assert a.start(0.1) and not a.start(0.1)
     writes = a.ledger.writes
     a.settle(0.5)
-    assert a.ledger.writes == writes + 0, "nobody else could give it more"
+    assert a.ledger.writes == writes, "nobody else could give it more"
 
 
 def test_who_waits_gets_an_idle_unit() -> None:
@@ -134,11 +139,9 @@ def test_who_waits_gets_an_idle_unit() -> None:
     assert not b.core.waiting, "its caller may find the other worker first"
     b.settle(0.1 + WANT_AFTER_S)
     assert b.core.waiting
-    a.settle(0.2)
-    b.settle(0.2)
+    settle_all([a, b], 0.2)
     a.core.refused(0.2)
-    a.settle(0.2 + WANT_AFTER_S)
-    b.settle(0.2 + WANT_AFTER_S)
+    settle_all([a, b], 0.2 + WANT_AFTER_S)
     assert (a.units, b.units) == (0, 1), "its caller has just been told to try again"
     assert b.start(0.24) and not a.start(0.24)
 
@@ -147,15 +150,13 @@ def test_a_unit_in_use_goes_to_who_waits_when_it_becomes_idle_even_if_more_calle
     a, b = nodes("a", "b", limit=1)
     assert a.start(0.1) and not b.start(0.1)
     a.pressed = True
-    b.settle(0.2)
-    a.settle(0.2)
+    settle_all([b, a], 0.2)
     a.running = 0
     assert a.start(0.21), "it has not waited for long yet"
     a.settle(0.2 + PATIENCE_S)
     a.running = 0
     assert not a.start(0.4), "the unit is kept for the other worker"
-    a.settle(0.4)
-    b.settle(0.4)
+    settle_all([a, b], 0.4)
     assert b.start(0.4)
 
 
@@ -256,8 +257,7 @@ def test_after_the_ledger_was_lost_what_runs_is_written_first_and_nothing_is_tak
     for now in (4.0, 4.5, 5.0):
         beat_all([a, b], now)
         a.start(now)
-        a.settle(now)
-        b.settle(now)
+        settle_all([a, b], now)
     assert a.units == 2, "it is given what is idle"
 
 
@@ -615,12 +615,10 @@ def test_the_rate_of_the_worker_that_started_last_counts() -> None:
 def test_who_waits_for_a_unit_in_use_gets_it_when_it_is_idle() -> None:
     a, b = nodes("a", "b", limit=1, interval_s=0.5)
     assert a.start(0.1) and not b.start(0.15)
-    b.settle(0.2)
-    a.settle(0.2)
+    settle_all([b, a], 0.2)
     assert a.core.next_at(0.31, 0.6) == 0.6, "nobody tells it that the unit is idle then"
     a.running = 0
-    a.settle(0.6)
-    b.settle(0.6)
+    settle_all([a, b], 0.6)
     assert b.start(0.6) and not a.start(0.6)
 
 
@@ -629,8 +627,7 @@ def test_a_unit_is_kept_for_a_caller_that_waits_for_something_else() -> None:
     a.core.needed(0.1)
     assert not b.start(0.1)
     for now in (0.2, 0.4):
-        b.settle(now)
-        a.settle(now)
+        settle_all([b, a], now)
         assert a.units == 1
     a.settle(0.1 + share_core.NEEDED_S)
     assert a.units == 0
@@ -661,8 +658,7 @@ def test_who_gives_a_unit_that_its_callers_did_not_come_back_for_wants_none() ->
     assert b.units == 1
     a.start(0.14)
     for now in (0.17, 0.3, 0.4, 0.6):
-        a.settle(now)
-        b.settle(now)
+        settle_all([a, b], now)
     assert a.units == 1 and not b.core.waiting, "an idle unit would move to and fro"
 
 
@@ -680,14 +676,12 @@ def test_a_unit_is_kept_for_a_caller_that_tries_several_tasks_at_once_and_comes_
         each.settle(now)
     assert b.units == 1 and not a.start(0.8)
     for now in (0.83, 1.0):
-        a.settle(now)
-        b.settle(now)
+        settle_all([a, b], now)
     assert a.core.waiting and b.start(1.1), "two that come in turn would take it from each other for ever"
     for now in (1.3, 1.5):
         assert not b.start(now) and not b.start(now + 0.001)
     b.running = 0
-    b.settle(1.51)
-    a.settle(1.51)
+    settle_all([b, a], 1.51)
     assert a.start(1.52), "who waits gets the next one that becomes idle"
 
 
@@ -704,8 +698,7 @@ def test_two_that_come_in_turn_do_not_take_the_unit_from_each_other_for_ever(tas
                 starts[each.name] += 1
                 each.running = 0
         for after_s in (0.03, 0.04, 0.15, 0.2):
-            b.settle(now + after_s)
-            a.settle(now + after_s)
+            settle_all([b, a], now + after_s)
     assert min(starts.values()) >= 3, starts
 
 

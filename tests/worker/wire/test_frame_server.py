@@ -418,6 +418,9 @@ async def test_a_frame_that_cannot_be_read_is_refused_alone(rig: Rig):
         **dict.fromkeys((2, 3, 6), (AnswerOp.ERROR, "malformed_message", False)),
         **dict.fromkeys((5, 7), (AnswerOp.ERROR, "payload_too_large", False)),
     }
+    rig.hand.send_raw(frames.join_request(rig.worker.core.epoch, "s", [pairs]), reply=rig.hand.reply)
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(2) == [answers[2]] * 2, "asked again, it is answered alike"
     assert rig.at_rest()
 
 

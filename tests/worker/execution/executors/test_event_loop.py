@@ -249,8 +249,7 @@ ON_THE_LOOP = in_rows("method", ["numbers", "plain_numbers"])
 
 @EACH
 async def test_a_stream_goes_out_item_by_item_and_tells_its_count(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True}, n=50)
         assert await launched.done == Outcome(items=50)
@@ -262,8 +261,7 @@ async def test_a_stream_goes_out_item_by_item_and_tells_its_count(method):
 
 @ON_THE_LOOP
 async def test_a_stream_waits_for_its_reader(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 3}, n=10)
         await asyncio.sleep(1)
@@ -277,8 +275,7 @@ async def test_a_stream_waits_for_its_reader(method):
 
 
 async def test_credit_that_comes_while_an_item_goes_out_is_not_lost():
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
     async with running(pool) as harness:
         launched = harness.launch("numbers", options={"streams": True, "window": 1}, n=20)
         launched.on_arrival = lambda: launched.execution.credit(1)
@@ -287,8 +284,7 @@ async def test_credit_that_comes_while_an_item_goes_out_is_not_lost():
 
 @EACH
 async def test_a_collected_stream_is_bounded_by_size(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool, ExecutorSettings(max_collected_bytes=10)) as harness:
         assert await harness.run(method, n=10) == Outcome(value=list(range(10)))
         error = (await harness.run(method, n=1000)).error
@@ -299,8 +295,7 @@ async def test_a_collected_stream_is_bounded_by_size(method):
 
 @EACH
 async def test_a_cancelled_stream_is_closed(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 2}, n=10)
         await launched.until_items(2)
@@ -334,8 +329,7 @@ async def test_an_item_without_a_form_on_the_wire_ends_the_stream(method):
 @in_rows("streams", [True, False])
 @in_rows("method", ["eager", "plain_numbers"])
 async def test_a_long_generator_that_awaits_nothing_lets_others_have_the_loop(method, streams):
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
 
     @pool.task
     async def eager(n: int) -> AsyncIterator[int]:

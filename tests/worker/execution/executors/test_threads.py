@@ -185,8 +185,7 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
 @in_rows("method", ["numbers_in_thread", "plain_numbers_in_thread"])
 @pytest.mark.realtime
 async def test_a_stream_waits_for_its_reader(method):
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 3}, n=10)
         await launched.until_items(3)
@@ -199,8 +198,7 @@ async def test_a_stream_waits_for_its_reader(method):
 
 
 async def test_virtual_time_passes_while_a_thread_waits_for_its_reader():
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
     async with running(pool) as harness:
         launched = harness.launch("plain_numbers_in_thread", options={"streams": True, "window": 1}, n=5)
         for taken in range(1, 6):

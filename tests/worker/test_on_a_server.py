@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from gangline.bus.nats_bus import connect
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.runtime.rate import burst_of
-from gangline.schemas.errors.base import Disconnected, WorkerIdTaken
-from gangline.schemas.names import Names, public_id
+from gangline.schemas.names import Names
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 from gangline.worker.ledger.settings import WorkerSettings
@@ -23,7 +21,7 @@ from gangline.worker.service import Worker
 from gangline.worker.slots.method_limits import MethodLimit
 
 from ..support.worker.on_server import WorkerOnServer
-from ..support.worker.rig import reserve, task
+from ..support.worker.rig import task
 from ..waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.server
@@ -50,59 +48,6 @@ async def test_calls_leases_and_single_use_tokens_leave_nothing_behind(nats_url:
         record = await rig.value(key)
         assert (record["epoch"], record["slots"], record["single_use"]) == (rig.worker.core.epoch, 1, False)
         rig.hand.send((int(RequestOp.RELEASE), None, lease))
-        await until(rig.at_rest)
-
-
-async def test_the_ledger_shows_each_grant_and_its_end_in_order(nats_url: str, namespace: str):
-    """Within which time (L6) is checked on virtual time, in test_ledger."""
-    async with real(nats_url, namespace) as rig:
-        seen: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        watch = await rig.kv.watch(
-            "lease.*.*.*", lambda entry: seen.put_nowait((entry.operation, entry.key.rpartition(".")[2]))
-        )
-        for number in range(1, 21):
-            token = await rig.hand.grant(number, claim_ms=60_000)
-            assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("put", public_id(token)[1:])
-            rig.hand.send((int(RequestOp.RELEASE), None, token))
-            assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("delete", public_id(token)[1:])
-        await watch.unsubscribe()
-        assert seen.empty()
-
-
-async def test_a_sync_lease_is_fenced_by_a_revision_that_grows_over_all_workers(nats_url: str, namespace: str):
-    async with real(nats_url, namespace) as rig:
-        first = await rig.hand.ask(*reserve(1, claim_ms=30_000, flags=ReserveFlag.SYNC))
-        entry = await rig.kv.get(rig.names.lease_key(rig.worker.id, first[2]))
-        assert entry is not None
-        assert first[3] == entry.revision
-        rig.worker = await rig.new_worker(id="w2")
-        await rig.worker.start()
-        second = await (await rig.new_hand()).ask(*reserve(1, claim_ms=30_000, flags=ReserveFlag.SYNC))
-        assert second[3] > first[3]
-
-
-async def test_two_workers_with_one_id_cannot_both_serve(nats_url: str, namespace: str):
-    async with real(nats_url, namespace) as rig:
-        second = await rig.new_worker()
-        with pytest.raises(WorkerIdTaken):
-            await second.start()
-        assert (await rig.value("reg.images.w1"))["instance"] == rig.worker.instance
-        assert await rig.hand.ask(*task(1, "double", [4])) == [OK, 1, 8]
-
-
-async def test_the_successor_of_a_crashed_worker_takes_over_when_its_heartbeat_has_expired(
-    nats_url: str, namespace: str
-):
-    async with real(nats_url, namespace) as rig:
-        await rig.hand.grant(1, claim_ms=60_000, ttl_ms=60_000)
-        await until(rig.has_leases(1))
-        before = rig.worker.core.epoch
-        await rig.worker.abort()
-        rig.worker = await rig.new_worker()
-        await rig.worker.start()
-        assert rig.worker.core.epoch > before
-        hand = await rig.new_hand()
-        assert await hand.ask(*task(1, "double", [4])) == [OK, 1, 8]
         await until(rig.at_rest)
 
 
@@ -133,27 +78,6 @@ async def test_after_a_server_restart_everything_is_recorded_again_and_no_slot_l
         await until(rig.at_rest)
 
 
-async def test_answers_that_fell_into_a_disconnection_come_afterwards(nats_server: Any, namespace: str):
-    async with real(nats_server.url, namespace) as rig:
-        rig.hand.send(task(1, "wait", ["x"], deadline_ms=60_000))
-        await until(lambda: rig.gates.started)
-        await asyncio.to_thread(nats_server.kill)
-        rig.gates.open.set()
-        await until(lambda: not rig.worker.core.load.running)
-        await asyncio.to_thread(nats_server.start)
-        await until(lambda: rig.hand.bus.connected)
-        # It may have been sent while the hand was still away; then it is asked for, as routers do.
-        numbers = itertools.count(100)
-
-        def answered() -> bool:
-            with contextlib.suppress(Disconnected):
-                rig.hand.send((int(RequestOp.CHECK), next(numbers), [1]))
-            return bool(rig.hand.answers_to(1))
-
-        await until(answered)
-        assert rig.hand.answers_to(1)[0] == [OK, 1, "x done"]
-
-
 @pytest.mark.parametrize("fmt", list(Format), ids=["json", "msgpack"])
 async def test_another_language_can_do_everything_with_plain_requests(nats_url: str, namespace: str, fmt: Format):
     async with real(nats_url, namespace) as rig:
@@ -175,27 +99,6 @@ async def test_another_language_can_do_everything_with_plain_requests(nats_url: 
         assert (await rig.hand.request("drain", {}, fmt))[0]["draining"] is True
         await asyncio.wait_for(rig.worker.wait_closed(), PATIENCE_S)
         assert await rig.keys(">") == []
-
-
-async def test_a_drain_under_load_loses_no_answer(nats_url: str, namespace: str):
-    async with real(nats_url, namespace, slots=8) as rig:
-        for number in range(8):
-            rig.hand.send(task(number, "wait", [str(number), 0.2]))
-        await until(lambda: len(rig.gates.started) == 8)
-        await rig.worker.drain(PATIENCE_S)
-        for number in range(8):
-            assert await rig.hand.answer(number) == [OK, number, f"{number} done"]
-        assert await rig.keys(">") == []
-
-
-async def test_a_hundred_leases_come_and_go_and_the_ledger_ends_empty(nats_url: str, namespace: str):
-    async with real(nats_url, namespace, slots=100) as rig:
-        rig.hand.send(*(reserve(number, claim_ms=30_000) for number in range(100)))
-        await rig.hand.answer(99)
-        await until(rig.has_leases(100))
-        tokens = [answer[2] for answer in rig.hand.answers]
-        rig.hand.send(*((int(RequestOp.RELEASE), None, token) for token in tokens))
-        await until(rig.at_rest)
 
 
 async def test_a_rate_holds_over_several_workers(nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch):

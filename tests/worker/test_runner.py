@@ -9,20 +9,21 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
 
 from gangline.bus.nats_bus import connect
-from gangline.bus.port.bus import BucketSettings, Message
+from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names, Operation, WorkerId
-from gangline.schemas.wire import codec, frames
+from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
 from ..processes import ForkedProcess, ForkServer
 from ..processes.state import state_of
-from ..support.worker.rig import reserve, task
+from ..support.worker.rig import Hand, reserve, task
 from ..waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -69,42 +70,20 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-class Other:
+class Other(Hand):
     """The worker's process, and a router's end to it."""
 
     def __init__(self, process: ForkedProcess, stdout: asyncio.StreamReader, bus: Any, names: Names) -> None:
+        worker: Any = SimpleNamespace(names=names, id=WorkerId("images", "w1"), core=SimpleNamespace(epoch=0))
+        super().__init__(bus, worker)
         self.process = process
-        self.bus = bus
         self.names = names
-        self.id = WorkerId("images", "w1")
-        self.epoch = 0
         self.lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.answers: dict[int, list[Any]] = {}
-        self.arrived = asyncio.Event()
         self.reader = asyncio.create_task(self._read(stdout))
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         async for line in stdout:
             self.lines.put_nowait(json.loads(line))
-
-    def on_answer(self, message: Message) -> None:
-        for frame in frames.decode_answer(message.data).frames:
-            self.answers[frame[1]] = frame
-        self.arrived.set()
-
-    def send(self, *requests: Any) -> None:
-        self.bus.publish(
-            self.names.worker(self.id, Operation.FRAMES),
-            frames.encode_request(self.epoch, "hand", list(requests)),
-            reply=f"{self.bus.inbox}.1",
-        )
-
-    async def answer(self, request_id: int) -> list[Any]:
-        async with asyncio.timeout(PATIENCE_S):
-            while request_id not in self.answers:
-                self.arrived.clear()
-                await self.arrived.wait()
-        return self.answers[request_id]
 
     async def line(self) -> dict[str, Any]:
         return await asyncio.wait_for(self.lines.get(), PATIENCE_S)
@@ -144,8 +123,8 @@ def other_process(forks: ForkServer, nats_url: str, namespace: str) -> Start:
         bus = await connect(ConnectionSettings.from_url(nats_url), name="router")
         other = Other(process, stdout, bus, Names(namespace))
         try:
-            await bus.subscribe(f"{bus.inbox}.*", other.on_answer)
-            other.epoch = (await other.line())["ready"]
+            await other.listen()
+            other.worker.core.epoch = (await other.line())["ready"]
             yield other
         finally:
             process.kill()
@@ -161,8 +140,7 @@ async def drains(other: Other) -> None:
     """Wait until it takes nothing new."""
     while True:
         number = len(other.answers) + 100
-        other.send(reserve(number))
-        answer = await other.answer(number)
+        answer = await other.ask(*reserve(number))
         if answer == [AnswerOp.REJECTED, number, "draining"]:
             return
         assert answer[0] == AnswerOp.GRANTED, "the signal has not come yet"
@@ -187,7 +165,7 @@ async def test_the_second_sigterm_stops_at_once(other_process: Start):
         assert await other.line() == {"ran": "wait"}
         other.signal(signal.SIGTERM)
         await drains(other)
-        assert 1 not in other.answers, "it still runs"
+        assert other.answers_to(1) == [], "it still runs"
         other.signal(signal.SIGTERM)
         assert (await other.answer(1))[2] == "task_cancelled"
         assert await other.exit_code() == 0
@@ -203,11 +181,10 @@ async def test_sigint_of_an_idle_worker_ends_it_cleanly(other_process: Start):
 
 async def test_nothing_runs_of_what_piled_up_while_the_process_was_stopped(other_process: Start):
     async with other_process(freeze_after_s=FREEZE_AFTER_S) as other:
-        other.send(reserve(1, claim_ms=60_000, ttl_ms=60_000))
-        token = (await other.answer(1))[2]
+        token = await other.grant(1, claim_ms=60_000, ttl_ms=60_000)
         events: asyncio.Queue[Any] = asyncio.Queue()
         await other.bus.subscribe(
-            other.names.worker_event(other.id), lambda message: events.put_nowait(codec.from_json(message.data))
+            other.names.worker_event(other.worker.id), lambda message: events.put_nowait(codec.from_json(message.data))
         )
         other.signal(signal.SIGSTOP)
         await until(lambda: other.stopped, "it is stopped")
@@ -221,10 +198,9 @@ async def test_nothing_runs_of_what_piled_up_while_the_process_was_stopped(other
         assert other.lines.empty(), "none of them ran"
         event = await asyncio.wait_for(events.get(), PATIENCE_S)
         assert event["event"] == "epoch"
-        other.epoch = event["epoch"]
-        other.send(task(50, "quick"))
-        assert await other.answer(50) == [AnswerOp.OK, 50, "done"]
-        stats = await other.bus.request(other.names.worker(other.id, Operation.STATS), timeout_s=PATIENCE_S)
+        other.worker.core.epoch = event["epoch"]
+        assert await other.ask(*task(50, "quick")) == [AnswerOp.OK, 50, "done"]
+        stats = await other.bus.request(other.names.worker(other.worker.id, Operation.STATS), timeout_s=PATIENCE_S)
         assert token.encode() not in stats.data
 
 
@@ -233,8 +209,7 @@ async def test_a_killed_worker_is_gone_from_the_ledger_when_its_keys_expire(othe
         kv = await other.bus.bucket(other.names.ledger_bucket, BucketSettings())
         seen: set[str] = set()
         watch = await kv.watch(">", lambda entry: seen.add(entry.key.partition(".")[0]))
-        other.send(reserve(1, claim_ms=1000))
-        await other.answer(1)
+        await other.grant(1, claim_ms=1000)
         await until(lambda: seen == {"reg", "alive", "lease"}, "all is written down")
         await watch.unsubscribe()
         other.signal(signal.SIGKILL)

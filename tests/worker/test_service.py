@@ -192,17 +192,6 @@ async def test_a_start_does_not_wait_for_ever_for_a_server():
     await rig.close()
 
 
-@on_rig()
-async def test_a_worker_that_could_not_start_does_not_say_that_it_left(rig: Rig):
-    heard: list[bytes] = []
-    await rig.hand.bus.subscribe(rig.names.events, lambda message: heard.append(message.data))
-    with pytest.raises(WorkerIdTaken):
-        await rig.make_worker().start()
-    await rig.hand.quiet()
-    assert heard == []
-    assert rig.events() == []
-
-
 async def test_a_lifespan_that_fails_at_its_end_does_not_keep_a_worker_from_leaving(caplog):
     rig = Rig()
 
@@ -250,12 +239,14 @@ async def test_statistics_and_repr_tell_the_state(rig: Rig):
 
 
 @on_rig()
-async def test_a_second_worker_with_a_living_id_is_refused(rig: Rig):
-    second = rig.make_worker()
+async def test_a_second_worker_with_a_living_id_is_refused_and_does_not_say_that_it_left(rig: Rig):
+    heard: list[bytes] = []
+    await rig.hand.bus.subscribe(rig.names.events, lambda message: heard.append(message.data))
     with pytest.raises(WorkerIdTaken, match="give this one another id"):
-        await second.start()
+        await rig.make_worker().start()
     assert rig.value("reg.images.w1")["instance"] == rig.worker.instance
     assert await rig.hand.ask(*task(1, "double", [4])) == [OK, 1, 8]
+    assert heard == [] and rig.events("drain", "leave") == []
 
 
 @on_rig()
@@ -358,16 +349,6 @@ async def test_slots_can_be_changed_live_and_everybody_hears(rig: Rig):
     rig.hand.send(*(task(number, "wait") for number in range(6)))
     assert await rig.hand.answer(5) == [REJECTED, 5, "full"]
     assert rig.worker.core.load == Load(5, 0, 5)
-
-
-@on_rig()
-async def test_a_resize_below_what_runs_takes_nothing_away(rig: Rig):
-    rig.hand.send(task(1, "wait"), task(2, "wait"))
-    await rig.hand.quiet()
-    rig.worker.resize(1)
-    rig.gates.open.set()
-    await rig.hand.answer(2)
-    assert rig.worker.core.load == Load(0, 0, 1)
 
 
 # -- drain ------------------------------------------------------------------------------------------------------------

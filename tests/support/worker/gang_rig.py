@@ -156,12 +156,26 @@ class Leader:
         }
         return await self.ask("form", **{**body, **more})
 
-    async def gang(self, gang: str = "g", *, ranks: int = 1, generation: int = 1, **more: Any) -> list[Seat]:
-        """Hold, commit and form. Returns the seats."""
-        held = await self.hold(gang, ranks=ranks, generation=generation)
+    async def committed(self, gang: str = "g", *, generation: int = 1, **more: Any) -> list[Seat]:
+        """Hold and commit. Returns the seats."""
+        held = await self.hold(gang, generation=generation, **more)
         assert held["accepted"], held
         seats = self.seats(held)
         await self.commit(seats, held, gang, generation=generation)
+        return seats
+
+    async def replaced(self, rank: int, *survivors: Seat, commit: bool = False) -> list[Seat]:
+        """Hold a place for that rank in generation 2, beside the survivors."""
+        asked = [{"rank": rank, "slots": 1}]
+        held = await self.hold(seats=asked, generation=2, hold_s=60.0)
+        seats = [*survivors, *self.seats(held, asked)]
+        if commit:
+            await self.commit(seats, held, generation=2)
+        return seats
+
+    async def gang(self, gang: str = "g", *, ranks: int = 1, generation: int = 1, **more: Any) -> list[Seat]:
+        """Hold, commit and form. Returns the seats."""
+        seats = await self.committed(gang, ranks=ranks, generation=generation)
         answer = await self.form(seats, gang, generation=generation, **more)
         assert (answer["formed"], answer["reason"]) == (True, None)
         return seats

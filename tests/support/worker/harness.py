@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -88,11 +88,45 @@ class Harness:
         return outcome.value
 
 
+def counting() -> tuple[Pool, list[str]]:
+    """A pool of generators of each kind; the list tells what they did."""
+    pool, seen = Pool("p"), list[str]()
+
+    async def numbers(n: int) -> AsyncIterator[int]:
+        try:
+            for number in range(n):
+                await asyncio.sleep(0)
+                seen.append(f"made {number}")
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            seen.append("closed")
+
+    def plain_numbers(n: int) -> Iterator[int]:
+        try:
+            for number in range(n):
+                seen.append(f"made {number}")
+                yield number
+        finally:
+            seen.append("closed")
+
+    for function in (numbers, plain_numbers):
+        pool.task(executor="async")(function)
+        pool.task(name=f"{function.__name__}_in_thread", executor="thread")(function)
+    return pool, seen
+
+
+def pool_of(*functions: Callable[..., Any], name: str = "p", **options: Any) -> Pool:
+    """A pool of these tasks."""
+    pool = Pool(name, **options)
+    for function in functions:
+        pool.task(function)
+    return pool
+
+
 @asynccontextmanager
 async def running(
-    pool: Pool,
-    settings: ExecutorSettings | None = None,
-    on_models: Callable[[tuple[str, ...]], None] | None = None,
+    pool: Pool, settings: ExecutorSettings | None = None, on_models: Callable[[tuple[str, ...]], None] | None = None
 ) -> AsyncIterator[Harness]:
     executors = ExecutorRegistry(pool, settings=settings, on_models=on_models)
     await executors.start()

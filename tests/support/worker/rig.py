@@ -189,7 +189,14 @@ def reserve(
 class Rig:
     """One worker on its own hub."""
 
-    def __init__(self, *, slots: int = 2, **settings: Any) -> None:
+    def __init__(
+        self,
+        *tasks: Callable[..., Any],
+        slots: int = 2,
+        pool: Pool | Callable[[Gates], Pool] | None = None,
+        **settings: Any,
+    ) -> None:
+        """A worker of that pool (None: of `make_pool`), which has these tasks as well."""
         self.hub = MemoryServer()
         self.gates = Gates()
         self.journal: list[dict[str, Any]] = []
@@ -197,13 +204,16 @@ class Rig:
         self.hand: Hand
         self.worker_bus: Any
         self._buses: list[Bus] = []
-        self.worker = self.make_worker(slots=slots, **settings)
+        self._slots = slots
+        self.worker = self.make_worker(pool(self.gates) if callable(pool) else pool, **settings)
+        for function in tasks:
+            self.worker.pool.task(function)
 
-    def make_worker(self, *, slots: int = 2, **settings: Any) -> Worker:
+    def make_worker(self, pool: Pool | None = None, **settings: Any) -> Worker:
         """Add another worker; its id is "w1" by default."""
         self.worker_bus = self.connect("worker")
         return Worker(
-            make_pool(self.gates, slots),
+            pool or make_pool(self.gates, self._slots),
             bus=self.worker_bus,
             names=self.names,
             settings=WorkerSettings(**{"id": "w1", **settings}),
@@ -250,18 +260,31 @@ class Rig:
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
-def on_rig(**settings: Any) -> Callable[[Test], Test]:
-    """Pass a started `rig` to a test, and close it before the test ends, so that no test leaves a task behind."""
+def on_rig(**options: Any) -> Callable[[Test], Test]:
+    """Pass a started `rig` to a test, and what else it names: a second `other` hand, a listening `leader`. The rig is
+    closed before the test ends, so that no test leaves a task behind."""
+    from .gang_rig import Leader
+
+    async def other(rig: Rig) -> Hand:
+        return await rig.new_hand("other")
+
+    async def leader(rig: Rig) -> Leader:
+        return await Leader(rig).listen()
+
+    made = {"other": other, "leader": leader}
 
     def wrap(test: Test) -> Test:
+        parameters = inspect.signature(test).parameters
+
         @functools.wraps(test)
         async def with_rig(**rest: Any) -> None:
-            async with Rig(**settings) as rig:
-                await test(rig=rig, **rest)
+            async with Rig(**options) as rig:
+                await test(
+                    rig=rig, **{name: await make(rig) for name, make in made.items() if name in parameters}, **rest
+                )
 
-        signature = inspect.signature(test)
-        others = [parameter for name, parameter in signature.parameters.items() if name != "rig"]
-        with_rig.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        others = [parameter for name, parameter in parameters.items() if name != "rig" and name not in made]
+        with_rig.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
         return with_rig
 
     return wrap

@@ -62,6 +62,11 @@ class Models:
             self.cache.done_with(context)
 
 
+@pytest.fixture
+def models() -> Models:
+    return Models(1)
+
+
 async def test_tasks_that_want_one_model_share_its_load():
     models = Models(2)
     assert await asyncio.gather(*(models.task("a") for _ in range(5))) == ["A"] * 5
@@ -79,8 +84,7 @@ async def test_the_model_that_was_idle_longest_makes_room():
     assert models.most_in_memory == 2
 
 
-async def test_a_model_in_use_is_not_unloaded_and_who_needs_room_waits():
-    models = Models(1)
+async def test_a_model_in_use_is_not_unloaded_and_who_needs_room_waits(models: Models):
     loop = asyncio.get_running_loop()
     began = loop.time()
     first = asyncio.create_task(models.task("a", work_s=10))
@@ -90,8 +94,7 @@ async def test_a_model_in_use_is_not_unloaded_and_who_needs_room_waits():
     assert await first == "A"
 
 
-async def test_a_busy_model_does_not_starve_the_others():
-    models = Models(1)
+async def test_a_busy_model_does_not_starve_the_others(models: Models):
     finished: list[str] = []
 
     async def visitor(model_id: str) -> None:
@@ -108,8 +111,7 @@ async def test_a_busy_model_does_not_starve_the_others():
     assert finished.count("a") == 20
 
 
-async def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again_by_the_next():
-    models = Models(1)
+async def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again_by_the_next(models: Models):
     models.failing.add("a")
     results = await asyncio.gather(models.task("a"), models.task("a"), return_exceptions=True)
     assert [str(result) for result in results] == ["no a", "no a"]
@@ -119,8 +121,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again_by_the_
     assert models.loads == ["a", "a"]
 
 
-async def test_a_load_that_fails_makes_room_for_who_waits():
-    models = Models(1)
+async def test_a_load_that_fails_makes_room_for_who_waits(models: Models):
     models.failing.add("a")
     failing = asyncio.create_task(models.task("a"))
     await asyncio.sleep(0)
@@ -129,8 +130,7 @@ async def test_a_load_that_fails_makes_room_for_who_waits():
         await failing
 
 
-async def test_cancelling_one_who_waits_for_a_load_leaves_it_to_the_others():
-    models = Models(1)
+async def test_cancelling_one_who_waits_for_a_load_leaves_it_to_the_others(models: Models):
     first, second = (asyncio.create_task(models.task("a")) for _ in range(2))
     await asyncio.sleep(0.5)
     first.cancel()
@@ -138,8 +138,7 @@ async def test_cancelling_one_who_waits_for_a_load_leaves_it_to_the_others():
     assert models.loads == ["a"]
 
 
-async def test_a_load_that_nobody_waits_for_any_more_still_ends_and_is_used_later():
-    models = Models(1)
+async def test_a_load_that_nobody_waits_for_any_more_still_ends_and_is_used_later(models: Models):
     task = asyncio.create_task(models.task("a"))
     await asyncio.sleep(0.5)
     task.cancel()
@@ -149,8 +148,7 @@ async def test_a_load_that_nobody_waits_for_any_more_still_ends_and_is_used_late
     assert models.loads == ["a"]
 
 
-async def test_a_load_that_nobody_waits_for_any_more_makes_room_when_it_ends():
-    models = Models(1)
+async def test_a_load_that_nobody_waits_for_any_more_makes_room_when_it_ends(models: Models):
     task = asyncio.create_task(models.task("a"))
     await asyncio.sleep(0.5)
     task.cancel()
@@ -172,8 +170,7 @@ async def test_cancelling_one_who_waits_for_room_lets_the_next_have_it(waiting):
     assert models.loads == ["a", "c"]
 
 
-async def test_a_cancel_at_the_moment_of_being_served_loses_no_room():
-    models = Models(1)
+async def test_a_cancel_at_the_moment_of_being_served_loses_no_room(models: Models):
     busy = asyncio.create_task(models.task("a", work_s=10))
     await asyncio.sleep(2)
     waiter = asyncio.create_task(models.task("b"))
@@ -222,8 +219,7 @@ async def test_closing_unloads_everything_and_an_unloader_that_raises_is_logged(
     assert [record.action for record in records_of(caplog, "gangline.worker")] == ["model_unload_failed"] * 2
 
 
-async def test_closing_cancels_loads():
-    models = Models(1)
+async def test_closing_cancels_loads(models: Models):
     task = asyncio.create_task(models.task("a"))
     await asyncio.sleep(0.5)
     await models.cache.close()

@@ -204,8 +204,7 @@ async def test_a_child_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatc
         hand.send(task(2, "in_child", [1]), task(3, "in_childs_loop", ["there"], meta={**JOB, "job": "j3"}))
         assert await hand.answer(2) == [OK, 2, [None, None, 1, 0]], "a call: nobody follows it"
         assert (await hand.answer(3))[0] == OK
-        answer = await hand.ask(*task(4, "unwritable", meta={**JOB, "job": "j2"}))
-        assert answer[2] == "invalid_result"
+        assert (await hand.ask(*task(4, "unwritable", meta={**JOB, "job": "j2"})))[2] == "invalid_result"
         assert reports == ["there"]
     for bus in (worker_bus, router_bus, listener):
         await bus.close()

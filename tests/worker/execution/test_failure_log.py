@@ -17,6 +17,8 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
+from ...support.worker.harness import pool_of
+
 pytestmark = pytest.mark.processes
 
 MODULES = str(Path(__file__).resolve().parents[2] / "support" / "modules")
@@ -41,23 +43,17 @@ async def test_a_crashed_child_is_logged_with_the_task_and_how_it_ended(monkeypa
 
 
 def in_this_process() -> Pool:
-    pool = Pool("samples", slots=2)
-
-    @pool.task
     async def fail(text: str) -> None:
         raise ValueError(text)
 
-    return pool
+    return pool_of(fail, name="samples")
 
 
 def in_threads() -> Pool:
-    pool = Pool("samples", slots=2)
-
-    @pool.task
     def fail(text: str) -> None:
         raise ValueError(text)
 
-    return pool
+    return pool_of(fail, name="samples")
 
 
 def in_processes() -> Pool:

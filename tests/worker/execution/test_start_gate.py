@@ -12,8 +12,7 @@ from gangline.worker.pool.pool import Pool
 
 from ...support.rows import in_rows
 from ...support.worker.gang_rig import Leader, load_of
-from ...support.worker.rig import Rig, on_rig, task
-from ..gangs.test_server import Own
+from ...support.worker.rig import Gates, Rig, on_rig, task
 
 OK, ERROR, HELD = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.HELD
 
@@ -23,14 +22,14 @@ def begin(request_id: int) -> tuple[int, int]:
 
 
 @on_rig()
-async def test_a_held_task_has_its_slot_and_begins_at_the_word(rig: Rig):
-    seats = await (await Leader(rig).listen()).gang(ranks=1)
+async def test_a_held_task_has_its_slot_and_begins_at_the_word(rig: Rig, leader: Leader):
+    seats = await leader.gang()
     rig.hand.send(task(1, args=["hello"], token=seats[0].token, meta={"hold": True}))
     await rig.hand.quiet(0.5)
     assert rig.hand.answers_to(1) == [[HELD, 1]]
     assert load_of(rig) == (1, 0)
     busy = await rig.hand.ask(*task(2, token=seats[0].token))
-    assert busy[0] == ERROR and busy[2] == "lease_busy"
+    assert (busy[0], busy[2], busy[5]) == (ERROR, "lease_busy", False)
     rig.hand.send(begin(1), begin(1), begin(99))
     await rig.hand.quiet()
     assert rig.hand.answers_to(1)[1:] == [[OK, 1, "hello"]]
@@ -38,8 +37,8 @@ async def test_a_held_task_has_its_slot_and_begins_at_the_word(rig: Rig):
 
 
 @on_rig()
-async def test_without_the_word_it_ends_and_has_not_started(rig: Rig):
-    seats = await (await Leader(rig).listen()).gang(ranks=1)
+async def test_without_the_word_it_ends_and_has_not_started(rig: Rig, leader: Leader):
+    seats = await leader.gang()
     rig.hand.send(task(1, token=seats[0].token, meta={"hold": True}))
     await rig.hand.quiet(HOLD_S - 0.1)
     assert load_of(rig) == (1, 0)
@@ -54,8 +53,7 @@ async def test_without_the_word_it_ends_and_has_not_started(rig: Rig):
 
 @in_rows("how", ["cancel", "teardown", "deadline"])
 @on_rig()
-async def test_what_is_held_ends_at_once_with_its_call_its_gang_and_its_deadline(rig: Rig, how):
-    leader = await Leader(rig).listen()
+async def test_what_is_held_ends_at_once_with_its_call_its_gang_and_its_deadline(rig: Rig, how, leader: Leader):
     seats = await leader.gang(ranks=1)
     rig.hand.send(task(1, token=seats[0].token, meta={"hold": True}, deadline_ms=1000))
     await rig.hand.quiet()
@@ -78,9 +76,7 @@ async def test_off_the_seats_of_gangs_nothing_is_held(rig: Rig):
     assert rig.hand.answers_to(1) == [[OK, 1, "now"]]
 
 
-@on_rig()
-async def test_a_task_of_a_generation_that_the_worker_was_not_told_of_waits_for_the_news(rig: Rig):
-    """The gang's owner may be told sooner, by another way."""
+def asking_pool(_gates: Gates) -> Pool:
     pool = Pool("images", slots=4)
 
     @pool.task
@@ -88,22 +84,27 @@ async def test_a_task_of_a_generation_that_the_worker_was_not_told_of_waits_for_
         gang = current_task().gang
         return [gang.generation, gang.run]
 
-    async with Own(rig, pool) as own:
-        seats = await own.leader.gang(ranks=2)
-        own.hand.send(task(1, "whose", token=seats[0].token, meta={"generation": 2, "run": 3}))
-        own.hand.send(task(2, "whose", token=seats[1].token, meta={"generation": 2, "run": 4}))
-        own.hand.send((int(RequestOp.CANCEL), 2))
-        await own.hand.quiet(0.5)
-        assert own.hand.answers_to(1) == []
-        (cancelled,) = own.hand.answers_to(2)
-        assert (cancelled[0], cancelled[2], cancelled[5]) == (ERROR, "task_cancelled", False)
-        assert (await own.leader.form(seats, generation=2))["formed"]
-        assert (await own.hand.answer(1))[::2] == [OK, [2, 3]]
+    return pool
+
+
+@on_rig(pool=asking_pool)
+async def test_a_task_of_a_generation_that_the_worker_was_not_told_of_waits_for_the_news(rig: Rig, leader: Leader):
+    """The gang's owner may be told sooner, by another way."""
+    seats = await leader.gang(ranks=2)
+    rig.hand.send(task(1, "whose", token=seats[0].token, meta={"generation": 2, "run": 3}))
+    rig.hand.send(task(2, "whose", token=seats[1].token, meta={"generation": 2, "run": 4}))
+    rig.hand.send((int(RequestOp.CANCEL), 2))
+    await rig.hand.quiet(0.5)
+    assert rig.hand.answers_to(1) == []
+    (cancelled,) = rig.hand.answers_to(2)
+    assert (cancelled[0], cancelled[2], cancelled[5]) == (ERROR, "task_cancelled", False)
+    assert (await leader.form(seats, generation=2))["formed"]
+    assert (await rig.hand.answer(1))[::2] == [OK, [2, 3]]
 
 
 @on_rig()
-async def test_without_the_news_such_a_task_ends_and_has_not_started(rig: Rig):
-    seats = await (await Leader(rig).listen()).gang(ranks=1)
+async def test_without_the_news_such_a_task_ends_and_has_not_started(rig: Rig, leader: Leader):
+    seats = await leader.gang()
     rig.hand.send(task(1, token=seats[0].token, meta={"generation": 2}))
     await rig.hand.quiet(EARLY_S + 0.1)
     (answer,) = rig.hand.answers_to(1)

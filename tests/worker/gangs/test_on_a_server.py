@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -40,28 +40,24 @@ class Real(WorkerOnServer):
     leader: Leader
 
 
-@contextlib.asynccontextmanager
-async def real(url: str, namespace: str, samples: ModuleType) -> AsyncIterator[Real]:
-    async with Real.started(url, namespace, samples.pool) as rig:
-        rig.leader = await Leader(rig).listen()
-        rig.leader.hold_s = 60.0
-        yield rig
+Start = Callable[[], AbstractAsyncContextManager[Real]]
 
 
-async def test_a_hold_that_timed_out_fences_its_commit(nats_url: str, namespace: str, samples: ModuleType):
-    """The registration is written anew before the member record is read: no commit can slip in between."""
-    async with real(nats_url, namespace, samples) as rig:
-        held = await rig.leader.hold(hold_s=0.3)
-        await rig.until_load(0, 0)
-        with pytest.raises(Conflict):
-            await rig.leader.commit(rig.leader.seats(held), held)
+@pytest.fixture
+def real(nats_url: str, namespace: str, samples: ModuleType) -> Start:
+    @asynccontextmanager
+    async def start() -> AsyncIterator[Real]:
+        async with Real.started(nats_url, namespace, samples.pool) as rig:
+            rig.leader = await Leader(rig).listen()
+            rig.leader.hold_s = 60.0
+            yield rig
+
+    return start
 
 
-async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(
-    nats_url: str, namespace: str, samples: ModuleType
-):
+async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(real: Start):
     """Either the batch is refused and the slots are free, or it is in the ledger and the member has formed."""
-    async with real(nats_url, namespace, samples) as rig:
+    async with real() as rig:
         outcomes = set()
         rounds = repetitions(6, whole=20)
         for number in range(rounds):
@@ -82,8 +78,8 @@ async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(
         assert outcomes, "nothing was tried"
 
 
-async def test_threads_and_their_own_loops_make_collective_calls(nats_url: str, namespace: str, samples: ModuleType):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_threads_and_their_own_loops_make_collective_calls(real: Start):
+    async with real() as rig:
         seats = await rig.leader.gang(ranks=2)
         for run, method in enumerate(("gather_in_thread", "gather_in_own_loop"), start=1):
             for seat in seats:
@@ -93,8 +89,8 @@ async def test_threads_and_their_own_loops_make_collective_calls(nats_url: str, 
                 assert (await rig.hand.answer(run * 10 + seat.rank))[::2] == [OK, [5, [5, 6]]]
 
 
-async def test_child_processes_make_collective_calls(nats_url: str, namespace: str, samples: ModuleType):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_child_processes_make_collective_calls(real: Start):
+    async with real() as rig:
         seats = await rig.leader.gang(ranks=2)
         for seat in seats:
             rig.hand.send(task(seat.rank, "gather_in_child", [seat.rank + 5], token=seat.token, meta={"run": 1}))
@@ -108,35 +104,30 @@ async def test_child_processes_make_collective_calls(nats_url: str, namespace: s
             assert (await rig.hand.answer(10 + seat.rank))[::2] == [OK, [0, [0, 1]]]
 
 
-async def test_a_collective_call_outside_a_gang_fails_in_a_child_too(
-    nats_url: str, namespace: str, samples: ModuleType
-):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_a_collective_call_outside_a_gang_fails_in_a_child_too(real: Start):
+    async with real() as rig:
         answer = await rig.hand.ask(*task(1, "meet_in_child"))
         assert answer[0] == ERROR and "does not run in a gang" in answer[3]
 
 
-async def test_a_child_may_declare_its_member_failed(nats_url: str, namespace: str, samples: ModuleType):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_a_child_may_declare_its_member_failed(real: Start):
+    async with real() as rig:
         (seat,) = await rig.leader.gang()
         rig.hand.send(task(1, "fail_in_child", token=seat.token))
         report = await rig.leader.report()
         assert (report["cause"], report["detail"]) == ("failed", "no memory in the child")
 
 
-async def test_a_child_that_dies_fails_its_member(nats_url: str, namespace: str, samples: ModuleType):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_a_child_that_dies_fails_its_member(real: Start):
+    async with real() as rig:
         _, seat = await rig.leader.gang(ranks=2)
-        answer = await rig.hand.ask(*task(1, "die", token=seat.token))
-        assert answer[2] == "task_crashed"
+        assert (await rig.hand.ask(*task(1, "die", token=seat.token)))[2] == "task_crashed"
         report = await rig.leader.report()
         assert (report["rank"], report["cause"]) == (1, "crashed") and "SIGKILL" in report["detail"]
 
 
-async def test_a_teardown_kills_what_hangs_in_a_child_and_is_no_failure(
-    nats_url: str, namespace: str, samples: ModuleType
-):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_a_teardown_kills_what_hangs_in_a_child_and_is_no_failure(real: Start):
+    async with real() as rig:
         (seat,) = await rig.leader.gang()
         rig.hand.send(task(1, "hang", token=seat.token))
         await rig.until_load(1, 0)
@@ -144,10 +135,8 @@ async def test_a_teardown_kills_what_hangs_in_a_child_and_is_no_failure(
         assert rig.load == (0, 0) and rig.leader.reports == []
 
 
-async def test_code_in_a_thread_keeps_its_slot_and_its_teardown_waits_for_it(
-    nats_url: str, namespace: str, samples: ModuleType
-):
-    async with real(nats_url, namespace, samples) as rig:
+async def test_code_in_a_thread_keeps_its_slot_and_its_teardown_waits_for_it(real: Start, samples: ModuleType):
+    async with real() as rig:
         (seat,) = await rig.leader.gang()
         samples.let_go.clear()
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gangline.bus.port.bus import Conflict, KvWrite
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangState, Seat
@@ -24,25 +26,19 @@ async def write_gang(leader: Leader, seats: list[Seat], state: GangState, genera
 
 
 @on_rig()
-async def test_a_hold_that_was_not_committed_is_freed_and_its_commit_can_come_no_more(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_hold_that_was_not_committed_is_freed_and_its_commit_can_come_no_more(rig: Rig, leader: Leader):
     held = await leader.hold()
     await asyncio.sleep(1.9)
     assert load_of(rig) == (0, 1)
     await asyncio.sleep(0.3)
     assert load_of(rig) == (0, 0)
-    try:
+    with pytest.raises(Conflict):  # the registration was written anew before the hold was freed
         await leader.commit(leader.seats(held), held)
-    except Conflict:
-        pass
-    else:
-        raise AssertionError("the registration was not written anew before the hold was freed")
     assert "not held" in (await leader.form(leader.seats(held)))["reason"]
 
 
 @on_rig()
-async def test_a_hold_that_was_committed_forms_without_being_told(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_hold_that_was_committed_forms_without_being_told(rig: Rig, leader: Leader):
     held = await leader.hold()
     seats = leader.seats(held)
     revision = await leader.commit(seats, held)
@@ -55,21 +51,16 @@ async def test_a_hold_that_was_committed_forms_without_being_told(rig: Rig):
 
 
 @on_rig()
-async def test_a_committed_hold_whose_gang_was_torn_down_again_is_freed(rig: Rig):
-    leader = await Leader(rig).listen()
-    held = await leader.hold()
-    seats = leader.seats(held)
-    await leader.commit(seats, held)
+async def test_a_committed_hold_whose_gang_was_torn_down_again_is_freed(rig: Rig, leader: Leader):
+    seats = await leader.committed()
     await write_gang(leader, seats, GangState.TEARING_DOWN)
     await asyncio.sleep(2.5)
     assert load_of(rig) == (0, 0)
 
 
 @on_rig()
-async def test_a_hold_is_never_freed_while_the_ledger_cannot_be_read(rig: Rig):
-    leader = await Leader(rig).listen()
-    held = await leader.hold()
-    await leader.commit(leader.seats(held), held)
+async def test_a_hold_is_never_freed_while_the_ledger_cannot_be_read(rig: Rig, leader: Leader):
+    await leader.committed()
     rig.hub.storage_down()
     await asyncio.sleep(30.0)
     assert load_of(rig) == (0, 1)
@@ -80,8 +71,7 @@ async def test_a_hold_is_never_freed_while_the_ledger_cannot_be_read(rig: Rig):
 
 
 @on_rig()
-async def test_a_hold_is_given_up_at_once_when_the_coordinator_says_so_meanwhile(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_hold_is_given_up_at_once_when_the_coordinator_says_so_meanwhile(rig: Rig, leader: Leader):
     await leader.hold(attempt=5)
     rig.hub.storage_down()
     await asyncio.sleep(5.0)
@@ -94,16 +84,14 @@ async def test_a_hold_is_given_up_at_once_when_the_coordinator_says_so_meanwhile
 
 
 @on_rig()
-async def test_a_member_goes_on_without_a_coordinator_as_long_as_the_ledger_has_its_gang(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_member_goes_on_without_a_coordinator_as_long_as_the_ledger_has_its_gang(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     await asyncio.sleep(120.0)
     assert (await rig.hand.ask(*task(1, token=seat.token)))[0] == OK
 
 
 @on_rig()
-async def test_a_member_whose_gang_is_gone_from_the_ledger_stops_after_its_time_to_live(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_member_whose_gang_is_gone_from_the_ledger_stops_after_its_time_to_live(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     rig.hand.send(task(1, "wait", token=seat.token, deadline_ms=None))
     await leader.kv.delete(Names.gang_key("g"))
@@ -117,8 +105,7 @@ async def test_a_member_whose_gang_is_gone_from_the_ledger_stops_after_its_time_
 
 
 @on_rig()
-async def test_pings_renew_a_member_and_the_ledger_is_not_asked(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_pings_renew_a_member_and_the_ledger_is_not_asked(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     await leader.kv.delete(Names.gang_key("g"))
     for _ in range(8):
@@ -128,8 +115,7 @@ async def test_pings_renew_a_member_and_the_ledger_is_not_asked(rig: Rig):
 
 
 @on_rig()
-async def test_a_ping_that_does_not_name_a_member_makes_it_ask_at_once(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_ping_that_does_not_name_a_member_makes_it_ask_at_once(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     await leader.ping(other=1)
     await asyncio.sleep(0.1)
@@ -141,20 +127,16 @@ async def test_a_ping_that_does_not_name_a_member_makes_it_ask_at_once(rig: Rig)
 
 
 @on_rig(slots=3)
-async def test_a_generation_that_nobody_told_of_is_formed_from_the_ledger(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_generation_that_nobody_told_of_is_formed_from_the_ledger(rig: Rig, leader: Leader):
     (first,) = await leader.gang()
-    held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2, hold_s=60.0)
-    seats = [first, *leader.seats(held, [{"rank": 1, "slots": 1}])]
-    await leader.commit(seats, held, generation=2)
+    await leader.replaced(1, first, commit=True)
     await asyncio.sleep(11.0)
     assert await leader.ping(g=2) == {}
     assert load_of(rig) == (0, 2)
 
 
 @on_rig()
-async def test_a_member_whose_place_was_taken_in_a_later_generation_stops(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_member_whose_place_was_taken_in_a_later_generation_stops(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     moved = seat.model_copy(update={"worker": "elsewhere", "token": "t2"})
     await write_gang(leader, [moved], GangState.FORMED, generation=2)
@@ -163,8 +145,9 @@ async def test_a_member_whose_place_was_taken_in_a_later_generation_stops(rig: R
 
 
 @on_rig()
-async def test_a_failing_reading_stops_nothing_until_the_member_was_cut_off_for_twice_its_time_to_live(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_failing_reading_stops_nothing_until_the_member_was_cut_off_for_twice_its_time_to_live(
+    rig: Rig, leader: Leader
+):
     (seat,) = await leader.gang()
     rig.hand.send(task(1, "wait", token=seat.token, deadline_ms=None))
     rig.hub.storage_down()
@@ -179,8 +162,7 @@ async def test_a_failing_reading_stops_nothing_until_the_member_was_cut_off_for_
 
 
 @on_rig()
-async def test_storage_that_comes_back_in_time_stops_nothing(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_storage_that_comes_back_in_time_stops_nothing(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     rig.hub.storage_down()
     await asyncio.sleep(15.0)
@@ -190,11 +172,9 @@ async def test_storage_that_comes_back_in_time_stops_nothing(rig: Rig):
 
 
 @on_rig()
-async def test_a_hold_at_the_start_of_a_drain_is_looked_up_at_once(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_hold_at_the_start_of_a_drain_is_looked_up_at_once(rig: Rig, leader: Leader):
     await leader.hold("lost", hold_s=60.0)
-    held = await leader.hold("g", hold_s=60.0)
-    await leader.commit(leader.seats(held), held)
+    await leader.committed(hold_s=60.0)
     draining = asyncio.ensure_future(rig.worker.drain(20.0))
     await asyncio.sleep(0.5)
     assert load_of(rig) == (0, 1), "the commit had come before the drain"
@@ -203,17 +183,15 @@ async def test_a_hold_at_the_start_of_a_drain_is_looked_up_at_once(rig: Rig):
 
 
 @on_rig()
-async def test_a_worker_that_leaves_forgets_its_holds(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_worker_that_leaves_forgets_its_holds(rig: Rig, leader: Leader):
     await leader.hold(hold_s=60.0)
     await rig.worker.stop()
     assert rig.worker.core.at_rest and rig.journal[-1]["event"] == "leave" and rig.journal[-1]["reserved"] == 0
 
 
 @on_rig()
-async def test_two_members_records_of_one_batch_are_judged_one_by_one(rig: Rig):
+async def test_two_members_records_of_one_batch_are_judged_one_by_one(rig: Rig, leader: Leader):
     """A hold of a gang that has a record of another generation is not taken for granted."""
-    leader = await Leader(rig).listen()
     held = await leader.hold(generation=2)
     seats = leader.seats(held)
     old = leader.record(seats, generation=1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,20 +14,17 @@ from gangline.schemas.names import public_id
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
 from gangline.worker.context.task_context import current_task
-from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-from gangline.worker.service import Worker
 
 from ...support.rows import in_rows
 from ...support.worker.gang_rig import Leader, load_of
-from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
+from ...support.worker.rig import Gates, Rig, on_rig, reserve, task
 
 OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
 @on_rig(slots=4)
-async def test_a_gang_from_hold_to_teardown(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_gang_from_hold_to_teardown(rig: Rig, leader: Leader):
     held = await leader.hold(ranks=2)
     assert held["accepted"] and len(held["tokens"]) == 2 and held["port"] > 0
     assert held["reg_revision"] > 0 and held["epoch"] == rig.worker.core.epoch
@@ -90,8 +89,7 @@ async def test_malformed_requests_say_what_is_wrong(rig: Rig, operation, body, s
 
 
 @on_rig(slots=2)
-async def test_a_refused_hold_says_why(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_refused_hold_says_why(rig: Rig, leader: Leader):
     assert (await leader.hold(ranks=3))["reason"] == "too_large"
     await leader.hold("other", ranks=2)
     refused = await leader.hold(ranks=1)
@@ -99,8 +97,7 @@ async def test_a_refused_hold_says_why(rig: Rig):
 
 
 @on_rig(slots=4)
-async def test_a_teardown_is_answered_when_the_last_task_has_stopped(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_teardown_is_answered_when_the_last_task_has_stopped(rig: Rig, leader: Leader):
     seats = await leader.gang(ranks=2)
     rig.hand.send(task(1, "wait", token=seats[0].token), task(2, "wait", token=seats[1].token))
     await rig.hand.quiet()
@@ -111,96 +108,62 @@ async def test_a_teardown_is_answered_when_the_last_task_has_stopped(rig: Rig):
     assert answer[0] == ERROR and answer[2] == "task_cancelled" and "member 1 died" in answer[3]
 
 
-class Own:
-    """A worker of a pool that a test declares, beside the rig's own."""
+def stubborn_pool(gates: Gates) -> Pool:
+    pool = Pool("images", slots=4)
 
-    def __init__(self, rig: Rig, pool: Pool, **settings: Any) -> None:
-        self.rig = rig
-        bus = rig.connect("own")
-        self.worker = Worker(
-            pool,
-            bus=bus,
-            names=rig.names,
-            settings=WorkerSettings(**{"id": "own", **settings}),
-            journal=rig.journal.append,
-        )
-
-    async def __aenter__(self) -> Own:
-        await self.worker.start()
-        self.leader = await Leader(self.rig, self.worker).listen()
-        self.hand = await Hand(self.rig.connect("router2"), self.worker, "hand2").listen()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.worker.stop()
-
-
-def stubborn_pool() -> tuple[Pool, list[str]]:
-    pool, seen = Pool("images", slots=4), []
-
-    @pool.task
-    async def stubborn() -> str:
+    async def run(wait: Callable[[], Awaitable[object]]) -> None:
         for number in range(2):
             try:
-                await asyncio.sleep(1000)
+                await wait()
             except asyncio.CancelledError:
-                seen.append(f"cancelled {number}")
-        return "gave in"
-
-    return pool, seen
-
-
-@on_rig()
-async def test_who_swallows_the_first_cancellation_is_told_again_when_the_grace_is_over(rig: Rig):
-    pool, seen = stubborn_pool()
-    async with Own(rig, pool) as own:
-        seats = await own.leader.gang()
-        own.hand.send(task(1, "stubborn", token=seats[0].token))
-        await own.hand.quiet()
-        began = asyncio.get_running_loop().time()
-        first = asyncio.ensure_future(own.leader.teardown(grace_s=1.5))
-        await asyncio.sleep(1.0)
-        assert seen == ["cancelled 0"] and not first.done()
-        again = asyncio.ensure_future(own.leader.teardown(grace_s=1.5))
-        assert (await first)["stopped"] and (await again)["stopped"], "a request that came again is answered too"
-        assert seen == ["cancelled 0", "cancelled 1"]
-        assert asyncio.get_running_loop().time() - began == pytest.approx(1.5, abs=0.1)
-
-
-@on_rig()
-async def test_code_that_takes_some_turns_of_the_loop_to_see_a_cancellation_is_told_twice_without_a_grace_time(
-    rig: Rig,
-):
-    pool, seen = Pool("images", slots=4), []
+                gates.started.append(f"cancelled {number}")
 
     @pool.task
     async def stubborn() -> None:
-        for number in range(2):
-            try:
-                await asyncio.gather(asyncio.sleep(1000), asyncio.sleep(1000))
-            except asyncio.CancelledError:
-                seen.append(f"cancelled {number}")
+        await run(lambda: asyncio.sleep(1000))
 
-    async with Own(rig, pool) as own:
-        seats = await own.leader.gang()
-        own.hand.send(task(1, "stubborn", token=seats[0].token))
-        await own.hand.quiet()
-        async with asyncio.timeout(1.0):
-            assert (await own.leader.teardown(grace_s=0.0))["stopped"]
-        assert seen == ["cancelled 0", "cancelled 1"]
+    @pool.task
+    async def stubborn_group() -> None:
+        await run(lambda: asyncio.gather(asyncio.sleep(1000), asyncio.sleep(1000)))
+
+    return pool
+
+
+@on_rig(pool=stubborn_pool)
+async def test_who_swallows_the_first_cancellation_is_told_again_when_the_grace_is_over(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "stubborn", token=seat.token))
+    await rig.hand.quiet()
+    began = asyncio.get_running_loop().time()
+    first = asyncio.ensure_future(leader.teardown(grace_s=1.5))
+    await asyncio.sleep(1.0)
+    assert rig.gates.started == ["cancelled 0"] and not first.done()
+    again = asyncio.ensure_future(leader.teardown(grace_s=1.5))
+    assert (await first)["stopped"] and (await again)["stopped"], "a request that came again is answered too"
+    assert rig.gates.started == ["cancelled 0", "cancelled 1"]
+    assert asyncio.get_running_loop().time() - began == pytest.approx(1.5, abs=0.1)
+
+
+@on_rig(pool=stubborn_pool)
+async def test_code_that_takes_some_turns_of_the_loop_to_see_a_cancellation_is_told_twice_without_a_grace_time(
+    rig: Rig, leader: Leader
+):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "stubborn_group", token=seat.token))
+    await rig.hand.quiet()
+    async with asyncio.timeout(1.0):
+        assert (await leader.teardown(grace_s=0.0))["stopped"]
+    assert rig.gates.started == ["cancelled 0", "cancelled 1"]
 
 
 @on_rig(slots=3)
-async def test_survivors_run_on_while_another_rank_is_replaced(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_survivors_run_on_while_another_rank_is_replaced(rig: Rig, leader: Leader):
     first, second = await leader.gang(ranks=2)
     rig.hand.send(task(1, "wait", token=first.token), task(2, "wait", token=second.token))
     await rig.hand.quiet()
     assert (await leader.teardown(only=[second.token]))["stopped"]
     assert (await rig.hand.answer(2))[2] == "task_cancelled"
-    held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2)
-    seats = [first, *leader.seats(held, [{"rank": 1, "slots": 1}])]
-    assert (await leader.form(seats, generation=2, fence=99))["formed"]
+    assert (await leader.form(await leader.replaced(1, first), generation=2, fence=99))["formed"]
     assert await leader.ping(g=2) == {}
     rig.gates.open.set()
     assert (await rig.hand.answer(1))[0] == OK
@@ -210,13 +173,12 @@ async def test_survivors_run_on_while_another_rank_is_replaced(rig: Rig):
 # -- what tasks see ----------------------------------------------------------------------------------------------------
 
 
-def seeing_pool(seen: list[Any]) -> Pool:
+def seeing_pool(_gates: Gates) -> Pool:
     pool = Pool("images", slots=4)
 
     @pool.task
     async def look() -> dict[str, Any]:
         gang = current_task().gang
-        seen.append(gang)
         return {
             "id": gang.id,
             "generation": gang.generation,
@@ -263,129 +225,108 @@ def seeing_pool(seen: list[Any]) -> Pool:
     return pool
 
 
-@on_rig()
-async def test_a_task_knows_its_gang(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        seats = await own.leader.gang(ranks=2, fence=123)
-        answer = await own.hand.ask(*task(1, "look", token=seats[1].token, meta={"run": 7}))
-        assert answer[2] == {
-            "id": "g",
-            "generation": 1,
-            "rank": 1,
-            "world_size": 2,
-            "workers": ["images.own", "images.own"],
-            "address": "10.0.0.1",
-            "rendezvous": ["10.0.0.1", 4000],
-            "fence": 123,
-            "task_fence": 123,
-            "run": 7,
-        }
-        body = {"token": seats[0].token, "method": "look"}
-        plain, _ = await own.leader.hand.request("dispatch", body)
-        assert plain["rank"] == 0 and plain["run"] == 0
-        assert (await own.hand.ask(*task(2, "alone")))[2] is False
-        outside = await own.hand.ask(*task(3, "look"))
-        assert outside[0] == ERROR and "does not run in a gang" in outside[3]
+@on_rig(pool=seeing_pool)
+async def test_a_task_knows_its_gang(rig: Rig, leader: Leader):
+    seats = await leader.gang(ranks=2, fence=123)
+    answer = await rig.hand.ask(*task(1, "look", token=seats[1].token, meta={"run": 7}))
+    assert answer[2] == {
+        "id": "g",
+        "generation": 1,
+        "rank": 1,
+        "world_size": 2,
+        "workers": ["images.w1", "images.w1"],
+        "address": "10.0.0.1",
+        "rendezvous": ["10.0.0.1", 4000],
+        "fence": 123,
+        "task_fence": 123,
+        "run": 7,
+    }
+    body = {"token": seats[0].token, "method": "look"}
+    plain, _ = await leader.hand.request("dispatch", body)
+    assert plain["rank"] == 0 and plain["run"] == 0
+    assert (await rig.hand.ask(*task(2, "alone")))[2] is False
+    outside = await rig.hand.ask(*task(3, "look"))
+    assert outside[0] == ERROR and "does not run in a gang" in outside[3]
 
 
-@on_rig()
-async def test_members_meet_and_gather(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        seats = await own.leader.gang(ranks=3)
-        for seat in seats:
-            own.hand.send(task(seat.rank, "gather", [seat.rank * 10], token=seat.token, meta={"run": 1}))
-        for seat in seats:
-            assert (await own.hand.answer(seat.rank))[::2] == [OK, [0, 10, 20]]
+@on_rig(pool=seeing_pool)
+async def test_members_meet_and_gather(rig: Rig, leader: Leader):
+    seats = await leader.gang(ranks=3)
+    for seat in seats:
+        rig.hand.send(task(seat.rank, "gather", [seat.rank * 10], token=seat.token, meta={"run": 1}))
+    for seat in seats:
+        assert (await rig.hand.answer(seat.rank))[::2] == [OK, [0, 10, 20]]
 
 
-@on_rig()
-async def test_a_rank_that_returns_without_a_call_is_named_to_those_who_wait_in_it(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        seats = await own.leader.gang(ranks=3)
-        own.hand.send(*(task(seat.rank, "meet", token=seat.token, meta={"run": 1}) for seat in seats[1:]))
-        await own.hand.quiet(5.0)
-        own.hand.send(task(0, "look", token=seats[0].token, meta={"run": 1}))
-        for seat in seats[1:]:
-            answer = await own.hand.answer(seat.rank, within_s=1.0)
-            assert answer[0] == ERROR and "rank 0 returned without calling barrier()" in answer[3]
+@on_rig(pool=seeing_pool)
+async def test_a_rank_that_returns_without_a_call_is_named_to_those_who_wait_in_it(rig: Rig, leader: Leader):
+    seats = await leader.gang(ranks=3)
+    rig.hand.send(*(task(seat.rank, "meet", token=seat.token, meta={"run": 1}) for seat in seats[1:]))
+    await rig.hand.quiet(5.0)
+    rig.hand.send(task(0, "look", token=seats[0].token, meta={"run": 1}))
+    for seat in seats[1:]:
+        answer = await rig.hand.answer(seat.rank, within_s=1.0)
+        assert answer[0] == ERROR and "rank 0 returned without calling barrier()" in answer[3]
 
 
-@on_rig()
-async def test_who_waits_for_the_others_is_woken_by_a_teardown(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        first, _ = await own.leader.gang(ranks=2)
-        own.hand.send(task(1, "meet", token=first.token))
-        await own.hand.quiet(0.1)
-        assert (await own.leader.teardown())["stopped"]
-        assert (await own.hand.answer(1))[2] == "task_cancelled"
+@on_rig(pool=seeing_pool)
+async def test_who_waits_for_the_others_is_woken_by_a_teardown(rig: Rig, leader: Leader):
+    first, _ = await leader.gang(ranks=2)
+    rig.hand.send(task(1, "meet", token=first.token))
+    await rig.hand.quiet(0.1)
+    assert (await leader.teardown())["stopped"]
+    assert (await rig.hand.answer(1))[2] == "task_cancelled"
 
 
-@on_rig()
-async def test_a_survivor_sees_the_new_generation_and_old_collective_calls_fail(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        leader = own.leader
-        first, second = await leader.gang(ranks=2)
-        own.hand.send(task(1, "stay", token=first.token))
-        await own.hand.quiet()
-        assert (await leader.teardown(only=[second.token]))["stopped"]
-        held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2)
-        assert (await leader.form([first, *leader.seats(held, [{"rank": 1, "slots": 1}])], generation=2))["formed"]
-        assert (await own.hand.answer(1))[::2] == [OK, 2]
-
-
-@on_rig()
-async def test_a_collective_call_of_an_earlier_generation_fails_at_once(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        leader = own.leader
-        first, second = await leader.gang(ranks=2)
-        own.hand.send(task(1, "meet", token=first.token))
-        await own.hand.quiet()
-        assert (await leader.teardown(only=[second.token]))["stopped"]
-        held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2)
-        await leader.form([first, *leader.seats(held, [{"rank": 1, "slots": 1}])], generation=2)
-        answer = await own.hand.answer(1)
-        assert answer[0] == ERROR and "generation, 2" in answer[3], answer
+@on_rig(pool=seeing_pool)
+async def test_a_survivor_sees_the_new_generation_and_a_collective_call_of_the_old_one_fails_at_once(
+    rig: Rig, leader: Leader
+):
+    first, lost, third = await leader.gang(ranks=3)
+    rig.hand.send(task(1, "stay", token=first.token), task(2, "meet", token=third.token))
+    await rig.hand.quiet()
+    assert (await leader.teardown(only=[lost.token]))["stopped"]
+    assert (await leader.form(await leader.replaced(1, first, third), generation=2))["formed"]
+    assert (await rig.hand.answer(1))[::2] == [OK, 2]
+    failed = await rig.hand.answer(2)
+    assert failed[0] == ERROR and "generation, 2" in failed[3], failed
 
 
 # -- failures that are reported ----------------------------------------------------------------------------------------
 
 
-@on_rig()
-async def test_a_member_may_declare_itself_failed(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        (seat,) = await own.leader.gang()
-        own.hand.send(task(1, "give_up", token=seat.token))
-        report = await own.leader.report()
-        assert report == {"gang": "g", "generation": 1, "rank": 0, "cause": "failed", "detail": "out of memory"}
-        assert (await own.leader.teardown())["stopped"]
+@on_rig(pool=seeing_pool)
+async def test_a_member_may_declare_itself_failed(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "give_up", token=seat.token))
+    report = await leader.report()
+    assert report == {"gang": "g", "generation": 1, "rank": 0, "cause": "failed", "detail": "out of memory"}
+    assert (await leader.teardown())["stopped"]
 
 
-@on_rig()
-async def test_a_task_that_raises_is_its_callers_business(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        (seat,) = await own.leader.gang()
-        assert (await own.hand.ask(*task(1, "raises", token=seat.token)))[2] == "task_failed"
-        await asyncio.sleep(5.0)
-        assert own.leader.reports == []
-        assert (await own.hand.ask(*task(2, "alone", token=seat.token)))[2] is True
+@on_rig(pool=seeing_pool)
+async def test_a_task_that_raises_is_its_callers_business(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    assert (await rig.hand.ask(*task(1, "raises", token=seat.token)))[2] == "task_failed"
+    await asyncio.sleep(5.0)
+    assert leader.reports == []
+    assert (await rig.hand.ask(*task(2, "alone", token=seat.token)))[2] is True
 
 
-@on_rig()
-async def test_a_report_is_sent_until_somebody_leads(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        (seat,) = await own.leader.gang()
-        own.leader.deaf = True
-        own.hand.send(task(1, "give_up", token=seat.token))
-        await asyncio.sleep(7.0)
-        own.leader.deaf = False
-        assert (await own.leader.report())["cause"] == "failed"
-        await asyncio.sleep(10.0)
-        assert len(own.leader.reports) == 1
+@on_rig(pool=seeing_pool)
+async def test_a_report_is_sent_until_somebody_leads(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    leader.deaf = True
+    rig.hand.send(task(1, "give_up", token=seat.token))
+    await asyncio.sleep(7.0)
+    leader.deaf = False
+    assert (await leader.report())["cause"] == "failed"
+    await asyncio.sleep(10.0)
+    assert len(leader.reports) == 1
 
 
 @on_rig(freeze_after_s=1.0)
-async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(rig: Rig, leader: Leader):
     seats = await leader.gang()
     old = await leader.hold("other")
     rig.hand.send(task(1, "wait", token=seats[0].token))
@@ -403,9 +344,8 @@ async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(
 
 
 @on_rig()
-async def test_members_stop_when_another_process_has_the_workers_id(rig: Rig):
+async def test_members_stop_when_another_process_has_the_workers_id(rig: Rig, leader: Leader):
     """The teardown of their generation goes to that process, too, and this one does not hear it any more."""
-    leader = await Leader(rig).listen()
     (seat,) = await leader.gang()
     rig.hand.send(task(1, "wait", token=seat.token))
     await rig.hand.quiet()
@@ -418,8 +358,7 @@ async def test_members_stop_when_another_process_has_the_workers_id(rig: Rig):
 
 
 @on_rig(drain_grace_s=5.0)
-async def test_a_drain_honours_gangs_until_its_grace_ends_and_reports_who_is_left(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_drain_honours_gangs_until_its_grace_ends_and_reports_who_is_left(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -435,8 +374,7 @@ async def test_a_drain_honours_gangs_until_its_grace_ends_and_reports_who_is_lef
 
 
 @on_rig(drain_grace_s=60.0)
-async def test_a_drain_ends_when_its_gangs_were_moved(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_drain_ends_when_its_gangs_were_moved(rig: Rig, leader: Leader):
     await leader.gang()
     draining = asyncio.ensure_future(rig.worker.drain())
     await asyncio.sleep(1.0)
@@ -448,34 +386,32 @@ async def test_a_drain_ends_when_its_gangs_were_moved(rig: Rig):
 
 
 @on_rig()
-async def test_a_worker_that_stops_at_once_says_so(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_a_worker_that_stops_at_once_says_so(rig: Rig, leader: Leader):
     await leader.gang(ranks=2)
     await rig.worker.stop()
     assert [(report["cause"], report["rank"]) for report in leader.reports] == [("left", 0), ("left", 1)]
     assert load_of(rig) == (0, 0)
 
 
-@on_rig()
-async def test_a_report_that_a_leaving_leader_turns_away_is_sent_again(rig: Rig):
-    async with Own(rig, seeing_pool([])) as own:
-        (seat,) = await own.leader.gang()
-        own.leader.turns_away = 2
-        own.hand.send(task(1, "give_up", token=seat.token))
-        await asyncio.sleep(5.0)
-        assert [report["rank"] for report in own.leader.reports] == [0, 0, 0], "twice in vain, and once taken"
+@on_rig(pool=seeing_pool)
+async def test_a_report_that_a_leaving_leader_turns_away_is_sent_again(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    leader.turns_away = 2
+    rig.hand.send(task(1, "give_up", token=seat.token))
+    await asyncio.sleep(5.0)
+    assert [report["rank"] for report in leader.reports] == [0, 0, 0], "twice in vain, and once taken"
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
-def hooked_pool(log: list[str], gate: asyncio.Event, *, fails: bool = False) -> Pool:
-    pool = Pool("images", slots=4)
+def hooked_pool(gates: Gates, *, fails: bool = False) -> Pool:
+    pool, log = Pool("images", slots=4), gates.started
 
     @pool.gang_start
     async def start(gang: Any) -> None:
         log.append(f"start {gang.rank} of {gang.world_size}")
-        await gate.wait()
+        await gates.open.wait()
         if fails:
             raise RuntimeError("no GPU")
 
@@ -498,180 +434,152 @@ def hooked_pool(log: list[str], gate: asyncio.Event, *, fails: bool = False) -> 
     return pool
 
 
-@on_rig()
-async def test_tasks_wait_for_the_start_of_their_member(rig: Rig):
-    log: list[str] = []
-    gate = asyncio.Event()
-    async with Own(rig, hooked_pool(log, gate)) as own:
-        (seat,) = await own.leader.gang()
-        own.hand.send(task(1, "work", token=seat.token))
-        await own.hand.quiet(0.5)
-        assert log == ["start 0 of 1"]
-        gate.set()
-        assert (await own.hand.answer(1))[::2] == [OK, "done"]
-        own.hand.send(task(2, "work", token=seat.token))
-        await own.hand.quiet(0.1)
-        assert (await own.leader.teardown())["stopped"]
-        assert log == ["start 0 of 1", "work", "worked", "work", "worked", "stop 0", "stopped 0"]
-        assert own.worker.core.load[:2] == (0, 0)
+@on_rig(pool=hooked_pool)
+async def test_tasks_wait_for_the_start_of_their_member(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "work", token=seat.token))
+    await rig.hand.quiet(0.5)
+    assert rig.gates.started == ["start 0 of 1"]
+    rig.gates.open.set()
+    assert (await rig.hand.answer(1))[::2] == [OK, "done"]
+    rig.hand.send(task(2, "work", token=seat.token))
+    await rig.hand.quiet(0.1)
+    assert (await leader.teardown())["stopped"]
+    assert rig.gates.started == ["start 0 of 1", "work", "worked", "work", "worked", "stop 0", "stopped 0"]
+    assert load_of(rig) == (0, 0)
 
 
-@on_rig()
-async def test_a_start_that_fails_is_reported_and_its_tasks_fail_without_having_started(rig: Rig):
-    log: list[str] = []
-    gate = asyncio.Event()
-    async with Own(rig, hooked_pool(log, gate, fails=True)) as own:
-        (seat,) = await own.leader.gang()
-        own.hand.send(task(1, "work", token=seat.token))
-        gate.set()
-        report = await own.leader.report()
-        assert (report["cause"], report["detail"]) == ("failed_at_start", "RuntimeError: no GPU")
-        answer = await own.hand.answer(1)
-        assert answer[2] == "gang_failed" and answer[5] is False
-        assert (await own.hand.ask(*task(2, "work", token=seat.token)))[2] == "gang_failed"
-        assert (await own.leader.teardown())["stopped"]
-        assert log == ["start 0 of 1", "stop 0", "stopped 0"]
-        assert own.worker.core.load[:2] == (0, 0)
+@on_rig(pool=partial(hooked_pool, fails=True))
+async def test_a_start_that_fails_is_reported_and_its_tasks_fail_without_having_started(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "work", token=seat.token))
+    rig.gates.open.set()
+    report = await leader.report()
+    assert (report["cause"], report["detail"]) == ("failed_at_start", "RuntimeError: no GPU")
+    answer = await rig.hand.answer(1)
+    assert answer[2] == "gang_failed" and answer[5] is False
+    assert (await rig.hand.ask(*task(2, "work", token=seat.token)))[2] == "gang_failed"
+    assert (await leader.teardown())["stopped"]
+    assert rig.gates.started == ["start 0 of 1", "stop 0", "stopped 0"]
+    assert load_of(rig) == (0, 0)
 
 
-@on_rig()
-async def test_a_member_is_reported_as_started_when_its_start_hooks_have_ended(rig: Rig):
-    gate = asyncio.Event()
-    async with Own(rig, hooked_pool([], gate)) as own:
-        leader = own.leader
-        held = await leader.hold(ranks=2)
-        seats = leader.seats(held)
-        await leader.commit(seats, held)
-        assert (await leader.ask("ping", gangs={"g": 1})) == {"missing": {}, "starting": {"g": 1}}, "held only"
-        assert (await leader.form(seats))["starting"] is True
-        await asyncio.sleep(5.0)
-        assert leader.started == [] and (await leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
-        gate.set()
-        await asyncio.sleep(1.0)
-        assert sorted((report["generation"], report["rank"]) for report in leader.started) == [(1, 0), (1, 1)]
-        assert (await leader.form(seats))["starting"] is False
-        assert (await leader.ask("ping", gangs={"g": 1}))["starting"] == {}
-        assert leader.reports == []
+@on_rig(pool=hooked_pool)
+async def test_a_member_is_reported_as_started_when_its_start_hooks_have_ended(rig: Rig, leader: Leader):
+    seats = await leader.committed(ranks=2)
+    assert (await leader.ask("ping", gangs={"g": 1})) == {"missing": {}, "starting": {"g": 1}}, "held only"
+    assert (await leader.form(seats))["starting"] is True
+    await asyncio.sleep(5.0)
+    assert leader.started == [] and (await leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
+    rig.gates.open.set()
+    await asyncio.sleep(1.0)
+    assert sorted((report["generation"], report["rank"]) for report in leader.started) == [(1, 0), (1, 1)]
+    assert (await leader.form(seats))["starting"] is False
+    assert (await leader.ask("ping", gangs={"g": 1}))["starting"] == {}
+    assert leader.reports == []
 
 
-@on_rig()
-async def test_that_a_member_has_started_is_reported_until_somebody_leads(rig: Rig):
-    gate = asyncio.Event()
-    async with Own(rig, hooked_pool([], gate)) as own:
-        await own.leader.gang()
-        own.leader.deaf = True
-        gate.set()
-        await asyncio.sleep(10.0)
-        own.leader.deaf = False
-        await asyncio.sleep(4.0)
-        assert [report["rank"] for report in own.leader.started] == [0]
+@on_rig(pool=hooked_pool)
+async def test_that_a_member_has_started_is_reported_until_somebody_leads(rig: Rig, leader: Leader):
+    await leader.gang()
+    leader.deaf = True
+    rig.gates.open.set()
+    await asyncio.sleep(10.0)
+    leader.deaf = False
+    await asyncio.sleep(4.0)
+    assert [report["rank"] for report in leader.started] == [0]
 
 
-@on_rig()
-async def test_start_hooks_that_do_not_end_in_time_are_cancelled_and_the_member_has_failed(rig: Rig):
-    log: list[str] = []
-    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
-        (seat,) = await own.leader.gang(start_timeout_s=3.0)
-        own.hand.send(task(1, "work", token=seat.token))
-        await asyncio.sleep(2.9)
-        assert own.leader.reports == []
-        report = await own.leader.report()
-        assert report["cause"] == "failed_at_start" and "start_timeout_s (3 s)" in report["detail"]
-        answer = await own.hand.answer(1)
-        assert answer[2] == "gang_failed" and answer[5] is False
-        assert (await own.leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
-        assert (await own.leader.teardown())["stopped"]
-        assert log == ["start 0 of 1", "stop 0", "stopped 0"] and own.leader.started == []
+@on_rig(pool=hooked_pool)
+async def test_start_hooks_that_do_not_end_in_time_are_cancelled_and_the_member_has_failed(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang(start_timeout_s=3.0)
+    rig.hand.send(task(1, "work", token=seat.token))
+    await asyncio.sleep(2.9)
+    assert leader.reports == []
+    report = await leader.report()
+    assert report["cause"] == "failed_at_start" and "start_timeout_s (3 s)" in report["detail"]
+    answer = await rig.hand.answer(1)
+    assert answer[2] == "gang_failed" and answer[5] is False
+    assert (await leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
+    assert (await leader.teardown())["stopped"]
+    assert rig.gates.started == ["start 0 of 1", "stop 0", "stopped 0"] and leader.started == []
 
 
-@on_rig()
-async def test_a_start_hook_that_ignores_that_its_time_is_over_does_not_make_its_member_start(rig: Rig):
-    pool, log = Pool("images", slots=4), []
+def ignoring_pool(gates: Gates) -> Pool:
+    pool = Pool("images", slots=4)
 
     @pool.gang_start
     async def stubborn(gang: Any) -> None:
         try:
             await asyncio.sleep(100)
         except asyncio.CancelledError:
-            log.append("ignored")
+            gates.started.append("ignored")
 
     @pool.gang_start
     async def second(gang: Any) -> None:
-        log.append("second")
+        gates.started.append("second")
 
-    async with Own(rig, pool) as own:
-        await own.leader.gang(start_timeout_s=2.0)
-        assert (await own.leader.report())["cause"] == "failed_at_start"
-        await asyncio.sleep(5.0)
-        assert log == ["ignored"] and own.leader.started == [] and len(own.leader.reports) == 1
+    return pool
 
 
-@on_rig()
-async def test_the_time_for_a_start_is_not_counted_on_once_it_has_ended(rig: Rig):
-    gate = asyncio.Event()
-    gate.set()
-    async with Own(rig, hooked_pool([], gate)) as own:
-        await own.leader.gang(start_timeout_s=1.0)
-        await asyncio.sleep(5.0)
-        assert own.leader.reports == [] and len(own.leader.started) == 1
+@on_rig(pool=ignoring_pool)
+async def test_a_start_hook_that_ignores_that_its_time_is_over_does_not_make_its_member_start(rig: Rig, leader: Leader):
+    await leader.gang(start_timeout_s=2.0)
+    assert (await leader.report())["cause"] == "failed_at_start"
+    await asyncio.sleep(5.0)
+    assert rig.gates.started == ["ignored"] and leader.started == [] and len(leader.reports) == 1
 
 
-@on_rig()
-async def test_a_member_that_stayed_while_it_started_is_reported_in_its_new_generation(rig: Rig):
-    gate = asyncio.Event()
-    async with Own(rig, hooked_pool([], gate)) as own:
-        leader = own.leader
-        seats = await leader.gang()
-        assert (await leader.form(seats, generation=2))["starting"] is True
-        gate.set()
-        await asyncio.sleep(1.0)
-        assert [(report["generation"], report["rank"]) for report in leader.started] == [(2, 0)]
+@on_rig(pool=hooked_pool)
+async def test_the_time_for_a_start_is_not_counted_on_once_it_has_ended(rig: Rig, leader: Leader):
+    rig.gates.open.set()
+    await leader.gang(start_timeout_s=1.0)
+    await asyncio.sleep(5.0)
+    assert leader.reports == [] and len(leader.started) == 1
 
 
-@on_rig()
-async def test_a_teardown_during_the_start_ends_it(rig: Rig):
-    log: list[str] = []
-    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
-        (seat,) = await own.leader.gang()
-        own.hand.send(task(1, "work", token=seat.token))
-        await own.hand.quiet(0.1)
-        assert (await own.leader.teardown())["stopped"]
-        answer = await own.hand.answer(1)
-        assert answer[2] == "task_cancelled"
-        assert log == ["start 0 of 1", "stop 0", "stopped 0"] and own.leader.reports == []
-        assert own.worker.core.load[:2] == (0, 0)
+@on_rig(pool=hooked_pool)
+async def test_a_member_that_stayed_while_it_started_is_reported_in_its_new_generation(rig: Rig, leader: Leader):
+    seats = await leader.gang()
+    assert (await leader.form(seats, generation=2))["starting"] is True
+    rig.gates.open.set()
+    await asyncio.sleep(1.0)
+    assert [(report["generation"], report["rank"]) for report in leader.started] == [(2, 0)]
 
 
-@on_rig()
-async def test_no_hook_begins_once_the_member_was_torn_down(rig: Rig):
-    log: list[str] = []
-    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
-        held = await own.leader.hold()
-        seats = own.leader.seats(held)
-        await own.leader.commit(seats, held)
-        formed, torn = await asyncio.gather(own.leader.form(seats), own.leader.teardown())
-        assert formed["formed"] and torn["stopped"]
-        assert log == [] and own.worker.core.load[:2] == (0, 0), "nor one for its end: it never began"
+@on_rig(pool=hooked_pool)
+async def test_a_teardown_during_the_start_ends_it(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "work", token=seat.token))
+    await rig.hand.quiet(0.1)
+    assert (await leader.teardown())["stopped"]
+    assert (await rig.hand.answer(1))[2] == "task_cancelled"
+    assert rig.gates.started == ["start 0 of 1", "stop 0", "stopped 0"] and leader.reports == []
+    assert load_of(rig) == (0, 0)
 
 
-@on_rig()
-async def test_a_worker_that_leaves_runs_the_stop_hooks(rig: Rig):
-    log: list[str] = []
-    gate = asyncio.Event()
-    gate.set()
-    async with Own(rig, hooked_pool(log, gate)) as own:
-        await own.leader.gang()
-        await own.hand.quiet(0.1)
-        await own.worker.stop()
-        assert log == ["start 0 of 1", "stop 0", "stopped 0"], "waited for"
+@on_rig(pool=hooked_pool)
+async def test_no_hook_begins_once_the_member_was_torn_down(rig: Rig, leader: Leader):
+    seats = await leader.committed()
+    formed, torn = await asyncio.gather(leader.form(seats), leader.teardown())
+    assert formed["formed"] and torn["stopped"]
+    assert rig.gates.started == [] and load_of(rig) == (0, 0), "nor one for its end: it never began"
+
+
+@on_rig(pool=hooked_pool)
+async def test_a_worker_that_leaves_runs_the_stop_hooks(rig: Rig, leader: Leader):
+    rig.gates.open.set()
+    await leader.gang()
+    await rig.hand.quiet(0.1)
+    await rig.worker.stop()
+    assert rig.gates.started == ["start 0 of 1", "stop 0", "stopped 0"], "waited for"
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
 @on_rig(slots=4)
-async def test_stats_show_gangs(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_stats_show_gangs(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     await leader.hold("other")
     await asyncio.sleep(1.0)
@@ -687,8 +595,7 @@ async def test_stats_show_gangs(rig: Rig):
 
 
 @on_rig(slots=2)
-async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Rig, leader: Leader):
     await leader.hold(attempt=1)
     assert (await leader.hold(attempt=2, ranks=3))["accepted"] is False, "the first attempt is given up all the same"
     assert rig.events("hold", "unhold") == ["hold", "unhold"]
@@ -698,8 +605,7 @@ async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Ri
 
 
 @on_rig(slots=4)
-async def test_the_journal_tells_of_the_seats_that_a_hold_loses(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_the_journal_tells_of_the_seats_that_a_hold_loses(rig: Rig, leader: Leader):
     held = await leader.hold(ranks=3)
     await leader.teardown(only=[seat.token for seat in leader.seats(held)[:1]])
     assert rig.events("hold", "unhold") == ["hold", "unhold"] and load_of(rig) == (0, 2)
@@ -707,13 +613,8 @@ async def test_the_journal_tells_of_the_seats_that_a_hold_loses(rig: Rig):
 
 
 @on_rig()
-async def test_slots_of_a_seat_are_held_by_a_token_on_which_tasks_are_the_gangs(rig: Rig):
-    leader = await Leader(rig).listen()
-    held = await leader.hold(ranks=1)
-    seats = leader.seats(held)
-    await leader.commit(seats, held)
-    await leader.form(seats)
-    seat = seats[0].token
+async def test_slots_of_a_seat_are_held_by_a_token_on_which_tasks_are_the_gangs(rig: Rig, leader: Leader):
+    seat = (await leader.gang())[0].token
     single, sync = int(ReserveFlag.SINGLE_USE), int(ReserveFlag.SYNC)
     granted = await rig.hand.ask(*reserve(1, flags=single, meta={"seat": seat}))
     assert granted[:2] == [GRANTED, 1] and load_of(rig) == (0, 1)

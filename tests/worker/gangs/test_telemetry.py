@@ -10,8 +10,7 @@ __all__ = ["spans"]
 
 
 @on_rig(slots=4)
-async def test_each_member_has_a_span_in_its_gangs_trace_from_form_to_its_end(rig: Rig, spans):  # noqa: F811
-    leader = await Leader(rig).listen()
+async def test_each_member_has_a_span_in_its_gangs_trace_from_form_to_its_end(rig: Rig, spans, leader: Leader):  # noqa: F811
     await leader.gang(ranks=2, traceparent=PARENT)
     assert spans.get_finished_spans() == ()
     await leader.teardown(reason="crashed: rank 0")
@@ -24,8 +23,7 @@ async def test_each_member_has_a_span_in_its_gangs_trace_from_form_to_its_end(ri
 
 
 @on_rig(slots=4)
-async def test_the_numbers_balance(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_the_numbers_balance(rig: Rig, leader: Leader):
     await leader.gang("a", ranks=2)
     await leader.gang("b")
     await leader.hold("c", ranks=4)

@@ -103,16 +103,6 @@ async def test_a_lease_never_ends_later_than_its_record_says_and_the_slack(ttl_s
             assert due_at <= float(entry.value) + LEASE_SLACK_S
 
 
-async def test_what_comes_and_goes_within_one_flush_costs_nothing():
-    async with Ledger() as ledger:
-        for number in range(100):
-            ledger.grant(f"t{number}")
-            ledger.end(f"t{number}")
-        await asyncio.sleep(0.05)
-        assert ledger.writes == 0
-        assert ledger.writer.statistics().cancelled_out == 100
-
-
 async def test_what_ended_before_the_flush_is_not_kept_until_then():
     async with Ledger() as ledger:
         ledger.grant("a")

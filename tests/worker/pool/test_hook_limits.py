@@ -17,14 +17,12 @@ from gangline.runtime.hooks import HookOverdue
 from gangline.schemas.errors.base import GanglineError, InvalidSettings, WorkerUnhealthy
 from gangline.testing import cluster
 from gangline.worker.context.task_context import current_task
-from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-from gangline.worker.service import Worker
 
 from ...support.logs import records_of
 from ...support.rows import in_rows
 from ...support.worker.gang_rig import Leader
-from ...support.worker.rig import Hand, Rig, on_rig, task
+from ...support.worker.rig import Rig, task
 
 
 class Stubborn:
@@ -53,22 +51,9 @@ class Stubborn:
         await self.end()
 
 
-class Own:
+def rig_of(pool: Pool, **settings: Any) -> Rig:
     """A worker of a pool that a test declares."""
-
-    def __init__(self, rig: Rig, pool: Pool, **settings: Any) -> None:
-        self.rig = rig
-        settings = {"id": "own", "drain_grace_s": 1.0, **settings}
-        self.worker = Worker(pool, bus=rig.connect("own"), names=rig.names, settings=WorkerSettings(**settings))
-
-    async def __aenter__(self) -> Own:
-        await self.worker.start()
-        self.leader = await Leader(self.rig, self.worker).listen()
-        self.hand = await Hand(self.rig.connect("router2"), self.worker, "hand2").listen()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.worker.stop()
+    return Rig(pool=pool, **{"drain_grace_s": 1.0, **settings})
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -76,8 +61,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in found if str(getattr(record, "action", "")).startswith("hook.")]
 
 
-@on_rig()
-async def test_a_gang_stop_that_does_not_end_gives_its_slots_back_when_the_grace_is_over(rig: Rig, caplog):
+async def test_a_gang_stop_that_does_not_end_gives_its_slots_back_when_the_grace_is_over(caplog):
     pool, ran = Pool("images", slots=4), []
 
     async with Stubborn() as stubborn:
@@ -90,20 +74,20 @@ async def test_a_gang_stop_that_does_not_end_gives_its_slots_back_when_the_grace
         async def never_reached(gang: gangline.GangContext) -> None:
             ran.append(gang.rank)
 
-        async with Own(rig, pool) as own:
-            await own.leader.gang(ranks=2)
+        async with rig_of(pool) as rig:
+            leader = await Leader(rig).listen()
+            await leader.gang(ranks=2)
             began = asyncio.get_running_loop().time()
-            assert (await own.leader.teardown(grace_s=3.0))["stopped"]
+            assert (await leader.teardown(grace_s=3.0))["stopped"]
             assert 3.0 <= asyncio.get_running_loop().time() - began < 4.0
-            assert own.worker.core.load[:2] == (0, 0) and ran == []
+            assert rig.worker.core.load[:2] == (0, 0) and ran == []
             said = warnings(caplog)
             assert [text for text in said if "hang of rank 1 of gang g did not end within 3 s" in text]
             assert [text for text in said if "never_reached of rank 0 of gang g does not run" in text]
-            assert (await own.leader.hold("next", ranks=4))["accepted"]
+            assert (await leader.hold("next", ranks=4))["accepted"]
 
 
-@on_rig()
-async def test_the_stop_hooks_of_several_members_run_side_by_side(rig: Rig):
+async def test_the_stop_hooks_of_several_members_run_side_by_side():
     pool, ended = Pool("images", slots=4), []
 
     @pool.gang_stop
@@ -111,15 +95,15 @@ async def test_the_stop_hooks_of_several_members_run_side_by_side(rig: Rig):
         await asyncio.sleep(0.8)
         ended.append(gang.rank)
 
-    async with Own(rig, pool) as own:
-        await own.leader.gang(ranks=4)
+    async with rig_of(pool) as rig:
+        leader = await Leader(rig).listen()
+        await leader.gang(ranks=4)
         began = asyncio.get_running_loop().time()
-        assert (await own.leader.teardown(grace_s=1.0))["stopped"]
+        assert (await leader.teardown(grace_s=1.0))["stopped"]
         assert sorted(ended) == [0, 1, 2, 3] and asyncio.get_running_loop().time() - began < 1.0
 
 
-@on_rig()
-async def test_a_gang_start_that_ignores_its_cancellation_does_not_keep_its_slots(rig: Rig, caplog):
+async def test_a_gang_start_that_ignores_its_cancellation_does_not_keep_its_slots(caplog):
     pool = Pool("images", slots=4)
     async with Stubborn() as stubborn:
 
@@ -127,34 +111,36 @@ async def test_a_gang_start_that_ignores_its_cancellation_does_not_keep_its_slot
         async def connect(gang: gangline.GangContext) -> None:
             await stubborn.wait()
 
-        async with Own(rig, pool) as own:
-            await own.leader.gang()
+        async with rig_of(pool) as rig:
+            leader = await Leader(rig).listen()
+            await leader.gang()
             await asyncio.sleep(1)
-            assert (await own.leader.teardown(grace_s=2.0))["stopped"]
-            assert own.worker.core.load[:2] == (0, 0)
+            assert (await leader.teardown(grace_s=2.0))["stopped"]
+            assert rig.worker.core.load[:2] == (0, 0)
     assert [text for text in warnings(caplog) if "connect of rank 0 of gang g did not stop within 2 s" in text]
 
 
 @pytest.mark.realtime
 async def test_a_gang_stop_that_hangs_in_a_thread_keeps_neither_slots_nor_the_worker(caplog):
-    pool, rig = Pool("images", slots=4), Rig()
-    async with Stubborn() as stubborn, rig:
+    pool = Pool("images", slots=4)
+    async with Stubborn() as stubborn:
 
         @pool.gang_stop
         def hang(gang: gangline.GangContext) -> None:
             stubborn.in_thread.wait()
 
-        async with Own(rig, pool) as own:
-            await own.leader.gang(ranks=2)
-            assert (await own.leader.teardown(grace_s=0.1))["stopped"]
-            assert own.worker.core.load[:2] == (0, 0)
-            await own.leader.gang("h")  # ends with the worker
+        async with rig_of(pool) as rig:
+            leader = await Leader(rig).listen()
+            await leader.gang(ranks=2)
+            assert (await leader.teardown(grace_s=0.1))["stopped"]
+            assert rig.worker.core.load[:2] == (0, 0)
+            await leader.gang("h")  # ends with the worker
     assert [text for text in warnings(caplog) if "hang of rank 0 of gang h did not end" in text]
 
 
 async def test_a_lifespan_that_does_not_open_ends_the_start_and_is_named(caplog):
-    pool, rig = Pool("images"), Rig()
-    async with Stubborn() as stubborn, rig:
+    pool = Pool("images")
+    async with Stubborn() as stubborn:
 
         @pool.lifespan
         async def database() -> AsyncIterator[str]:
@@ -162,14 +148,14 @@ async def test_a_lifespan_that_does_not_open_ends_the_start_and_is_named(caplog)
             yield ""
 
         with pytest.raises(GanglineError, match="lifespan database of pool 'images' did not end within 5 s"):
-            async with Own(rig, pool, lifespan_start_s=5.0):
+            async with rig_of(pool, lifespan_start_s=5.0):
                 pass
     assert len(warnings(caplog)) == 1
 
 
 async def test_a_lifespan_that_does_not_close_keeps_neither_the_worker_nor_the_others(caplog):
-    pool, rig, closed = Pool("images"), Rig(), []
-    async with Stubborn() as stubborn, rig:
+    pool, closed = Pool("images"), []
+    async with Stubborn() as stubborn:
 
         @pool.lifespan
         async def first() -> AsyncIterator[str]:
@@ -181,14 +167,13 @@ async def test_a_lifespan_that_does_not_close_keeps_neither_the_worker_nor_the_o
             yield 0
             await stubborn.wait()
 
-        async with Own(rig, pool, hook_stop_s=2.0):
+        async with rig_of(pool, hook_stop_s=2.0):
             pass
         assert closed == ["first"]
     assert ["the end of lifespan second" in text for text in warnings(caplog)] == [True]
 
 
-@on_rig()
-async def test_what_a_lifespan_sets_in_context_variables_is_there_for_the_tasks(rig: Rig):
+async def test_what_a_lifespan_sets_in_context_variables_is_there_for_the_tasks():
     import contextvars
 
     pool, variable = Pool("images"), contextvars.ContextVar[str]("variable", default="unset")
@@ -202,12 +187,11 @@ async def test_what_a_lifespan_sets_in_context_variables_is_there_for_the_tasks(
     async def get() -> str:
         return variable.get()
 
-    async with Own(rig, pool) as own:
-        assert (await own.hand.ask(*task(1, "get")))[2] == "set"
+    async with rig_of(pool) as rig:
+        assert (await rig.hand.ask(*task(1, "get")))[2] == "set"
 
 
-@on_rig()
-async def test_a_model_that_does_not_load_or_unload_keeps_no_room(rig: Rig, caplog):
+async def test_a_model_that_does_not_load_or_unload_keeps_no_room(caplog):
     pool = Pool("images", slots=2, max_models=1)
     async with Stubborn() as stubborn:
 
@@ -225,17 +209,16 @@ async def test_a_model_that_does_not_load_or_unload_keeps_no_room(rig: Rig, capl
         async def use() -> str:
             return str(await current_task().model())
 
-        async with Own(rig, pool, model_load_s=3.0, hook_stop_s=2.0) as own:
-            bad = await own.hand.ask(*task(1, "use", meta={"model": "bad"}))
+        async with rig_of(pool, model_load_s=3.0, hook_stop_s=2.0) as rig:
+            bad = await rig.hand.ask(*task(1, "use", meta={"model": "bad"}))
             assert bad[2] == "task_failed" and "load for model 'bad' did not end within 3 s" in bad[3]
-            assert (await own.hand.ask(*task(2, "use", meta={"model": "a"})))[2] == "a"
-            assert (await own.hand.ask(*task(3, "use", meta={"model": "b"})))[2] == "b"
-            assert own.worker.core.load[:2] == (0, 0)
+            assert (await rig.hand.ask(*task(2, "use", meta={"model": "a"})))[2] == "a"
+            assert (await rig.hand.ask(*task(3, "use", meta={"model": "b"})))[2] == "b"
+            assert rig.worker.core.load[:2] == (0, 0)
     assert [text for text in warnings(caplog) if "unload for model 'a' did not end within 2 s" in text]
 
 
-@on_rig()
-async def test_middleware_that_does_not_end_after_its_task_was_stopped_gives_the_slots_back(rig: Rig, caplog):
+async def test_middleware_that_does_not_end_after_its_task_was_stopped_gives_the_slots_back(caplog):
     pool = Pool("images")
     async with Stubborn() as stubborn:
 
@@ -254,24 +237,24 @@ async def test_middleware_that_does_not_end_after_its_task_was_stopped_gives_the
         async def nap() -> None:
             await asyncio.sleep(1000)
 
-        async with Own(rig, pool) as own:
-            assert (await own.hand.ask(*task(1, "nap", deadline_ms=1000)))[2] == "deadline_exceeded"
+        async with rig_of(pool) as rig:
+            assert (await rig.hand.ask(*task(1, "nap", deadline_ms=1000)))[2] == "deadline_exceeded"
             await asyncio.sleep(11)
-            assert own.worker.core.load[:2] == (0, 0)
+            assert rig.worker.core.load[:2] == (0, 0)
     assert ["log_it of images.nap did not end within 10 s" in text for text in warnings(caplog)] == [True]
 
 
 async def test_a_health_check_that_ignores_its_cancellation_has_failed():
-    pool, rig = Pool("images"), Rig()
-    async with Stubborn() as stubborn, rig:
+    pool = Pool("images")
+    async with Stubborn() as stubborn:
 
         @pool.health_check(period_s=1.0, timeout_s=1.0, failures=2)
         async def gpu() -> None:
             await stubborn.wait()
 
         with pytest.raises(WorkerUnhealthy, match="gpu failed 2 times in a row"):
-            async with Own(rig, pool) as own:
-                await asyncio.wait_for(own.worker.wait_closed(), 60)
+            async with rig_of(pool) as rig:
+                await asyncio.wait_for(rig.worker.wait_closed(), 60)
 
 
 # -- at the declaration ------------------------------------------------------------------------------------------------
@@ -362,7 +345,7 @@ async def test_a_policy_that_cannot_be_called_is_refused_and_said_to_the_caller(
 
 @pytest.mark.realtime
 async def test_the_log_names_the_task_that_blocked_the_event_loop(caplog):
-    pool, rig = Pool("images"), Rig()
+    pool = Pool("images")
 
     @pool.task
     async def resize() -> str:
@@ -372,8 +355,8 @@ async def test_the_log_names_the_task_that_blocked_the_event_loop(caplog):
     def scale() -> None:
         time.sleep(0.8)
 
-    async with rig, Own(rig, pool, freeze_after_s=0.5) as own:
-        assert (await own.hand.ask(*task(1, "resize")))[2] == "done"
+    async with rig_of(pool, freeze_after_s=0.5) as rig:
+        assert (await rig.hand.ask(*task(1, "resize")))[2] == "done"
         for _ in range(200):
             said = [record for record in records_of(caplog, "gangline.worker") if record.action == "worker.epoch"]
             if said:

@@ -24,6 +24,11 @@ from ...waiting import until
 MODULES = str(Path(__file__).resolve().parents[2] / "support" / "modules")
 
 
+@pytest.fixture
+def pool() -> Pool:
+    return make_pool()
+
+
 def make_pool() -> Pool:
     pool = Pool("images", slots=4)
 
@@ -59,8 +64,8 @@ def make_pool() -> Pool:
     return pool
 
 
-async def test_they_nest_in_the_order_of_their_declaration():
-    pool, log = make_pool(), []
+async def test_they_nest_in_the_order_of_their_declaration(pool: Pool):
+    log: list[Any] = []
 
     def logging(name: str) -> None:
         @pool.middleware
@@ -77,8 +82,7 @@ async def test_they_nest_in_the_order_of_their_declaration():
         assert log == ["outer before echo", "inner before echo", "inner after x", "outer after x"]
 
 
-async def test_they_run_on_the_event_loop_around_a_thread_with_its_context_variables():
-    pool = make_pool()
+async def test_they_run_on_the_event_loop_around_a_thread_with_its_context_variables(pool: Pool):
     mark: ContextVar[str] = ContextVar("mark")
     where: list[str] = []
 
@@ -99,8 +103,7 @@ async def test_they_run_on_the_event_loop_around_a_thread_with_its_context_varia
         assert where == [threading.current_thread().name] * 2
 
 
-async def test_an_object_with_an_async_call_will_do_and_anything_else_is_refused():
-    pool = make_pool()
+async def test_an_object_with_an_async_call_will_do_and_anything_else_is_refused(pool: Pool):
 
     class Counting:
         calls = 0
@@ -118,8 +121,8 @@ async def test_an_object_with_an_async_call_will_do_and_anything_else_is_refused
             pool.middleware(wrong)  # type: ignore[type-var]
 
 
-async def test_what_a_task_raises_comes_out_of_call_next_and_is_still_its_own():
-    pool, seen = make_pool(), []
+async def test_what_a_task_raises_comes_out_of_call_next_and_is_still_its_own(pool: Pool):
+    seen: list[Any] = []
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -136,8 +139,7 @@ async def test_what_a_task_raises_comes_out_of_call_next_and_is_still_its_own():
         assert seen == ["ValueError"]
 
 
-async def test_what_middleware_raises_is_how_the_task_ends():
-    pool = make_pool()
+async def test_what_middleware_raises_is_how_the_task_ends(pool: Pool):
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -151,8 +153,7 @@ async def test_what_middleware_raises_is_how_the_task_ends():
         assert "around" in error.details["traceback"]
 
 
-async def test_a_result_may_be_replaced_and_has_to_fit_the_annotation_no_less():
-    pool = make_pool()
+async def test_a_result_may_be_replaced_and_has_to_fit_the_annotation_no_less(pool: Pool):
     replacement: list[Any] = []
 
     @pool.middleware
@@ -173,8 +174,8 @@ async def test_a_result_may_be_replaced_and_has_to_fit_the_annotation_no_less():
             await harness.value("count", n=3)
 
 
-async def test_a_task_that_is_not_called_does_not_run():
-    pool, ran = make_pool(), []
+async def test_a_task_that_is_not_called_does_not_run(pool: Pool):
+    ran: list[Any] = []
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -193,8 +194,7 @@ async def test_a_task_that_is_not_called_does_not_run():
         assert ran == []
 
 
-async def test_a_task_runs_once():
-    pool = make_pool()
+async def test_a_task_runs_once(pool: Pool):
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -206,8 +206,8 @@ async def test_a_task_runs_once():
             await harness.value("echo")
 
 
-async def test_items_of_a_stream_pass_and_credit_reaches_the_task():
-    pool, ends = make_pool(), []
+async def test_items_of_a_stream_pass_and_credit_reaches_the_task(pool: Pool):
+    ends: list[Any] = []
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -229,8 +229,8 @@ async def test_items_of_a_stream_pass_and_credit_reaches_the_task():
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-async def test_cancelling_stops_the_task_and_lets_middleware_clean_up():
-    pool, log = make_pool(), []
+async def test_cancelling_stops_the_task_and_lets_middleware_clean_up(pool: Pool):
+    log: list[Any] = []
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -268,8 +268,8 @@ async def test_middleware_that_waits_beside_the_task_is_cancelled(before: bool):
             assert (await launched.done).error is reason
 
 
-async def test_middleware_that_swallows_its_cancellation_starts_no_task_any_more():
-    pool, ran = make_pool(), []
+async def test_middleware_that_swallows_its_cancellation_starts_no_task_any_more(pool: Pool):
+    ran: list[Any] = []
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -290,8 +290,8 @@ async def test_middleware_that_swallows_its_cancellation_starts_no_task_any_more
         assert ran == []
 
 
-async def test_a_timeout_of_the_middleware_waits_until_the_task_has_stopped():
-    pool, log = make_pool(), []
+async def test_a_timeout_of_the_middleware_waits_until_the_task_has_stopped(pool: Pool):
+    log: list[Any] = []
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -316,8 +316,7 @@ async def test_a_timeout_of_the_middleware_waits_until_the_task_has_stopped():
         assert log == ["stopped", "timed out"]
 
 
-async def test_the_time_of_a_task_is_that_of_its_middleware_too():
-    pool = make_pool()
+async def test_the_time_of_a_task_is_that_of_its_middleware_too(pool: Pool):
 
     @pool.middleware
     async def around(context: TaskContext, call_next: CallNext) -> Any:
@@ -329,8 +328,7 @@ async def test_the_time_of_a_task_is_that_of_its_middleware_too():
             await harness.value("brief")
 
 
-async def test_a_thread_that_ignores_cancellation_keeps_its_slot_while_the_caller_is_answered():
-    pool = make_pool()
+async def test_a_thread_that_ignores_cancellation_keeps_its_slot_while_the_caller_is_answered(pool: Pool):
     begun, release = threading.Event(), threading.Event()
 
     @pool.middleware

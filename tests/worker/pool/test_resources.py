@@ -28,7 +28,8 @@ class Cache:
     name = "cache"
 
 
-def make_pool() -> Pool:
+@pytest.fixture
+def pool() -> Pool:
     pool = Pool("images", slots=4)
 
     @pool.lifespan
@@ -42,8 +43,7 @@ def make_pool() -> Pool:
     return pool
 
 
-async def test_a_marked_parameter_is_filled_in_wherever_it_stands_and_wherever_the_task_runs():
-    pool = make_pool()
+async def test_a_marked_parameter_is_filled_in_wherever_it_stands_and_wherever_the_task_runs(pool: Pool):
 
     @pool.task
     async def last(path: str, db: Annotated[Database, Resource]) -> list[str]:
@@ -87,8 +87,7 @@ async def test_callers_give_the_other_arguments_by_place_as_if_it_were_not_there
         assert await rig.hand.ask(*task(3, "store", [1], kwargs={"b": 9})) == [AnswerOp.OK, 3, [1, "db", 9]]
 
 
-async def test_no_caller_can_give_it_or_sees_it():
-    pool = make_pool()
+async def test_no_caller_can_give_it_or_sees_it(pool: Pool):
 
     @pool.task
     async def store(path: str, db: Annotated[Database, Resource]) -> None: ...
@@ -100,8 +99,7 @@ async def test_no_caller_can_give_it_or_sees_it():
             pool.find("store").bind(["a", {}], None)
 
 
-async def test_the_function_itself_is_as_it_was():
-    pool = make_pool()
+async def test_the_function_itself_is_as_it_was(pool: Pool):
 
     @pool.task
     async def store(path: str, db: Annotated[Database, Resource]) -> str:
@@ -130,8 +128,7 @@ async def test_a_worker_whose_lifespans_yield_no_such_thing_does_not_start():
     assert closed == [True]
 
 
-def test_what_cannot_be_filled_in_is_refused_where_it_is_declared():
-    pool = make_pool()
+def test_what_cannot_be_filled_in_is_refused_where_it_is_declared(pool: Pool):
     with pytest.raises(InvalidSettings, match="asked for by its class"):
 
         @pool.task(name="union")
@@ -148,8 +145,7 @@ def test_what_cannot_be_filled_in_is_refused_where_it_is_declared():
         async def unnamed(db: Annotated[Database, Resource], /) -> None: ...
 
 
-def test_other_annotations_are_left_alone():
-    pool = make_pool()
+def test_other_annotations_are_left_alone(pool: Pool):
 
     @pool.task
     async def plain(width: Annotated[int, "pixels"]) -> int:

@@ -96,8 +96,7 @@ async def test_a_plain_request_that_two_of_one_id_hear_is_answered_in_the_epoch_
 
 
 @on_rig()
-async def test_while_its_heartbeat_may_have_expired_a_hold_waits_until_the_id_is_confirmed(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_while_its_heartbeat_may_have_expired_a_hold_waits_until_the_id_is_confirmed(rig: Rig, leader: Leader):
     epoch = rig.worker.core.epoch
     rig.hub.storage_down()
     await asyncio.sleep(1.0)
@@ -114,8 +113,7 @@ async def test_while_its_heartbeat_may_have_expired_a_hold_waits_until_the_id_is
 
 
 @on_rig()
-async def test_one_whose_id_was_taken_in_an_outage_holds_nothing_beside_its_successor(rig: Rig):
-    leader = await Leader(rig).listen()
+async def test_one_whose_id_was_taken_in_an_outage_holds_nothing_beside_its_successor(rig: Rig, leader: Leader):
     await rig.worker._worker_server.registrar.stop()  # type: ignore[union-attr]  # its heartbeats reach nobody
     await asyncio.sleep(WorkerSettings().heartbeat_ttl_s + 1.0)
     second = rig.make_worker()

@@ -6,7 +6,7 @@ from gangline.schemas.wire import frames
 from gangline.schemas.wire.frames import AnswerOp, Load
 from gangline.worker.slots.limiter import MOST_WAITERS, WAITER_S, CapacityWaiters
 
-from ...support.worker.rig import Rig, on_rig, reserve, task
+from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
 
 def test_the_longest_waiting_is_invited_first_and_once() -> None:
@@ -46,9 +46,8 @@ def test_they_are_bounded() -> None:
 
 
 @on_rig()
-async def test_a_refused_router_is_invited_before_the_one_that_had_the_slot_hears_of_it(rig: Rig):
+async def test_a_refused_router_is_invited_before_the_one_that_had_the_slot_hears_of_it(rig: Rig, other: Hand):
     rig.worker.resize(1)
-    other = await rig.new_hand("other")
     rig.hand.send(task(1, "wait"))
     assert await other.ask(*task(1)) == [AnswerOp.REJECTED, 1, "full"]
     arrivals: list[str] = []
@@ -66,8 +65,7 @@ async def test_a_refused_router_is_invited_before_the_one_that_had_the_slot_hear
 
 
 @on_rig(slots=2)
-async def test_a_reserve_that_was_refused_is_invited_when_a_lease_expires_or_is_released(rig: Rig):
-    other = await rig.new_hand("other")
+async def test_a_reserve_that_was_refused_is_invited_when_a_lease_expires_or_is_released(rig: Rig, other: Hand):
     token = await rig.hand.grant(1, slots=1)
     await rig.hand.grant(2, slots=1, claim_ms=1500)
     assert await other.ask(*reserve(1, slots=2)) == [AnswerOp.REJECTED, 1, "full"]
@@ -80,9 +78,8 @@ async def test_a_reserve_that_was_refused_is_invited_when_a_lease_expires_or_is_
 
 
 @on_rig()
-async def test_a_draining_worker_invites_nobody(rig: Rig):
+async def test_a_draining_worker_invites_nobody(rig: Rig, other: Hand):
     rig.worker.resize(1)
-    other = await rig.new_hand("other")
     rig.hand.send(task(1, "wait"))
     assert await other.ask(*task(1)) == [AnswerOp.REJECTED, 1, "full"]
     rig.worker.begin_drain(5)

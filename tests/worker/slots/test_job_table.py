@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from gangline.runtime.timers import NEVER
 from gangline.worker.slots.job_table import FIRST, JobKey, JobListener, JobTable, RunningJob
 from gangline.worker.slots.lease_table import RouterHistory, TaskRecord
@@ -49,8 +53,14 @@ class KnownJobs:
         return [job.key.job for job in found], more
 
 
-def test_an_ended_job_is_found_as_long_as_its_answer_is_kept():
+@pytest.fixture
+def known() -> Iterator[KnownJobs]:
     known = KnownJobs()
+    yield known
+    known.table.check()
+
+
+def test_an_ended_job_is_found_as_long_as_its_answer_is_kept(known: KnownJobs):
     job = known.begin("j")
     known.end(job, now=10.0)
     known.table.sweep(69.9)
@@ -63,17 +73,14 @@ def test_an_ended_job_is_found_as_long_as_its_answer_is_kept():
     del known.sender.done[again.record.id]
     assert known.table.find(again.key) is None, "its answer went first"
     assert len(known.table) == 0
-    known.table.check()
 
 
-def test_a_new_attempt_takes_the_place_of_the_one_that_ended():
-    known = KnownJobs()
+def test_a_new_attempt_takes_the_place_of_the_one_that_ended(known: KnownJobs):
     known.end(known.begin("j"), failed=True, now=0.0)
     second = known.begin("j", 2)
     known.table.sweep(1000.0)
     assert known.table.find(second.key) is second, "the end of the first one is not its own"
     assert known.names() == (["j"], None)
-    known.table.check()
 
 
 def test_no_more_ended_jobs_are_known_than_told():
@@ -84,18 +91,15 @@ def test_no_more_ended_jobs_are_known_than_told():
     known.table.check()
 
 
-def test_what_did_not_start_after_all_leaves_nothing():
-    known = KnownJobs()
+def test_what_did_not_start_after_all_leaves_nothing(known: KnownJobs):
     job = known.begin("j", streams=True)
     known.table.add_item(job, b"item")
     known.table.undo(job.key)
     assert len(known.table) == 0
     known.table.undo(job.key)
-    known.table.check()
 
 
-def test_only_items_that_nobody_took_are_kept():
-    known = KnownJobs()
+def test_only_items_that_nobody_took_are_kept(known: KnownJobs):
     job = known.begin("j", streams=True)
     for number in range(5):
         known.table.add_item(job, b"%d" % number)
@@ -110,7 +114,6 @@ def test_only_items_that_nobody_took_are_kept():
     assert known.attach(job, streams=True, items=9)[1] == []
     assert known.table.take_items(job, 100) == 3, "no more than there were"
     assert not job.items
-    known.table.check()
 
 
 def test_too_many_bytes_of_items_are_lost_oldest_job_first():
@@ -131,8 +134,7 @@ def test_too_many_bytes_of_items_are_lost_oldest_job_first():
     known.table.check()
 
 
-def test_a_listing_names_what_runs_and_then_what_ended_in_parts():
-    known = KnownJobs()
+def test_a_listing_names_what_runs_and_then_what_ended_in_parts(known: KnownJobs):
     for name in ("e1", "e2", "e3"):
         known.end(known.begin(name))
     running = [known.begin(name) for name in ("r1", "r2", "r3")]
@@ -156,8 +158,7 @@ def test_a_listing_names_what_runs_and_then_what_ended_in_parts():
 # -- unstored ends ----------------------------------------------------------------------------------------------------
 
 
-def test_an_end_that_nobody_has_stored_outlives_the_answer():
-    known = KnownJobs()
+def test_an_end_that_nobody_has_stored_outlives_the_answer(known: KnownJobs):
     job = known.begin("j", acks=True)
     known.end(job, now=10.0)
     known.sender.done.clear()
@@ -166,11 +167,9 @@ def test_an_end_that_nobody_has_stored_outlives_the_answer():
     known.table.check()
     known.table.sweep(610.0)
     assert (known.table.find(job.key), known.table.unstored) == (None, 0), "nobody came for it"
-    known.table.check()
 
 
-def test_an_end_that_is_stored_is_known_as_any_other():
-    known = KnownJobs()
+def test_an_end_that_is_stored_is_known_as_any_other(known: KnownJobs):
     job = known.begin("j", 2, acks=True)
     known.end(job, now=10.0)
     known.table.stored(job.key, 1, 11.0)
@@ -183,17 +182,14 @@ def test_an_end_that_is_stored_is_known_as_any_other():
     assert known.table.find(job.key) is None
 
 
-def test_an_end_of_no_interest_is_not_kept():
-    known = KnownJobs()
+def test_an_end_of_no_interest_is_not_kept(known: KnownJobs):
     job = known.begin("j", acks=True)
     known.table.stored(job.key, 1, 0.0)
     known.end(job)
     assert known.table.unstored == 0
-    known.table.check()
 
 
-def test_whoever_attaches_and_says_nothing_of_the_end_is_not_waited_for():
-    known = KnownJobs()
+def test_whoever_attaches_and_says_nothing_of_the_end_is_not_waited_for(known: KnownJobs):
     runs, ended = known.begin("runs", acks=True), known.begin("ended", acks=True)
     known.end(ended)
     for job in (runs, ended):
@@ -202,11 +198,9 @@ def test_whoever_attaches_and_says_nothing_of_the_end_is_not_waited_for():
     known.table.asked(runs, acks=True, now=2.0)
     known.end(runs, now=3.0)
     assert known.table.unstored == 1, "the last word counts"
-    known.table.check()
 
 
-def test_of_too_many_unstored_ends_the_oldest_go_first():
-    known = KnownJobs()
+def test_of_too_many_unstored_ends_the_oldest_go_first(known: KnownJobs):
     jobs = [known.begin(name, acks=True) for name in "abcd"]
     for job in jobs:
         known.end(job)
@@ -219,15 +213,12 @@ def test_of_too_many_unstored_ends_the_oldest_go_first():
     huge = known.begin("huge", acks=True)
     known.end(huge, answer=b"x" * 101)
     assert known.table.unstored == 0
-    known.table.check()
 
 
-def test_a_later_try_takes_the_place_of_an_unstored_end():
-    known = KnownJobs()
+def test_a_later_try_takes_the_place_of_an_unstored_end(known: KnownJobs):
     known.end(known.begin("j", acks=True), failed=True)
     known.begin("j", 2)
     assert known.table.unstored == 0
-    known.table.check()
 
 
 @in_rows("after", ["r" + "9" * 5000, "r²", "r", "x1", "e-1", "u1.5"])
@@ -235,8 +226,7 @@ def test_a_place_that_is_none_is_the_beginning(after):
     assert KnownJobs().names(after=after) == ([], None)
 
 
-def test_a_listing_names_unstored_ends_before_the_others_in_parts():
-    known = KnownJobs()
+def test_a_listing_names_unstored_ends_before_the_others_in_parts(known: KnownJobs):
     known.end(known.begin("e1"))
     for name in ("u1", "u2", "u3"):
         known.end(known.begin(name, acks=True))

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -92,9 +93,10 @@ class Node:
         return 0 if record is None or self.name not in record.shares else record.shares[self.name].units
 
 
-def nodes(*names: str, limit: int) -> list[Node]:
+def nodes(*names: str, limit: int, interval_s: float = 0.0) -> list[Node]:
+    """Of a limit, or with an interval of a rate."""
     ledger = Ledger()
-    found = [Node(ledger, name, limit) for name in names]
+    found = [Node(ledger, name, limit, interval_s=interval_s) for name in names]
     for each in found:
         each.beat(0.0)
         each.settle(0.0)
@@ -104,6 +106,11 @@ def nodes(*names: str, limit: int) -> list[Node]:
 def beat_all(group: list[Node], now: float) -> None:
     for each in group:
         each.beat(now)
+
+
+def settle_all(group: list[Node], now: float) -> None:
+    for each in group:
+        each.settle(now)
 
 
 def test_the_first_worker_leaves_units_for_others_and_takes_them_when_it_needs_them() -> None:
@@ -121,7 +128,7 @@ def test_a_worker_alone_has_all_of_a_limit_of_one() -> None:
     assert a.start(0.1) and not a.start(0.1)
     writes = a.ledger.writes
     a.settle(0.5)
-    assert a.ledger.writes == writes + 0, "nobody else could give it more"
+    assert a.ledger.writes == writes, "nobody else could give it more"
 
 
 def test_who_waits_gets_an_idle_unit() -> None:
@@ -132,11 +139,9 @@ def test_who_waits_gets_an_idle_unit() -> None:
     assert not b.core.waiting, "its caller may find the other worker first"
     b.settle(0.1 + WANT_AFTER_S)
     assert b.core.waiting
-    a.settle(0.2)
-    b.settle(0.2)
+    settle_all([a, b], 0.2)
     a.core.refused(0.2)
-    a.settle(0.2 + WANT_AFTER_S)
-    b.settle(0.2 + WANT_AFTER_S)
+    settle_all([a, b], 0.2 + WANT_AFTER_S)
     assert (a.units, b.units) == (0, 1), "its caller has just been told to try again"
     assert b.start(0.24) and not a.start(0.24)
 
@@ -145,15 +150,13 @@ def test_a_unit_in_use_goes_to_who_waits_when_it_becomes_idle_even_if_more_calle
     a, b = nodes("a", "b", limit=1)
     assert a.start(0.1) and not b.start(0.1)
     a.pressed = True
-    b.settle(0.2)
-    a.settle(0.2)
+    settle_all([b, a], 0.2)
     a.running = 0
     assert a.start(0.21), "it has not waited for long yet"
     a.settle(0.2 + PATIENCE_S)
     a.running = 0
     assert not a.start(0.4), "the unit is kept for the other worker"
-    a.settle(0.4)
-    b.settle(0.4)
+    settle_all([a, b], 0.4)
     assert b.start(0.4)
 
 
@@ -254,8 +257,7 @@ def test_after_the_ledger_was_lost_what_runs_is_written_first_and_nothing_is_tak
     for now in (4.0, 4.5, 5.0):
         beat_all([a, b], now)
         a.start(now)
-        a.settle(now)
-        b.settle(now)
+        settle_all([a, b], now)
     assert a.units == 2, "it is given what is idle"
 
 
@@ -472,28 +474,6 @@ def test_every_worker_gets_its_turn_once_faults_are_over() -> None:
         assert served == {each.name for each in crowd.nodes}, f"seed {seed}: only {served} with {crowd.limit}"
 
 
-def test_the_crowd_finds_a_unit_that_is_used_while_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = ShareCore._begin
-
-    def eager(self: ShareCore, *args: object) -> LimitRecord:
-        allowed = self._allowed
-        planned = begin(self, *args)  # type: ignore[arg-type]
-        self._allowed = allowed
-        return planned
-
-    monkeypatch.setattr(ShareCore, "_begin", eager)
-    with pytest.raises(AssertionError, match="the limit is"):
-        for seed in range(60):
-            Crowd(seed).play(20.0, accidents=True)
-
-
-def test_the_crowd_finds_a_share_that_is_used_after_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShareCore, "usable", lambda self, now: self._allowed)
-    with pytest.raises(AssertionError, match="the limit is"):
-        for seed in range(60):
-            Crowd(seed).play(20.0, accidents=True)
-
-
 class RateCrowd(Crowd):
     """The same with a rate. Workers die, too, and others start under their names when the heartbeat has expired."""
 
@@ -544,32 +524,40 @@ def test_no_more_start_than_the_rate_allows_whatever_is_lost_late_cut_off_or_die
     assert sum(crowd.starts for crowd in crowds) > 100
 
 
-def test_the_crowd_finds_units_that_a_worker_used_before_it_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShareCore, "spent", lambda self: 0)
+def _begin_eagerly(self: ShareCore, *args: object) -> LimitRecord:
+    allowed = self._allowed
+    planned = _BEGIN(self, *args)  # type: ignore[arg-type]
+    self._allowed = allowed
+    return planned
+
+
+def _plan_as_if_idle(self: ShareCore, in_use: int, now: float, **given: Any) -> LimitRecord | None:
+    return _PLAN(self, 0, now, **given)
+
+
+_BEGIN, _PLAN = ShareCore._begin, ShareCore.plan
+
+
+@pytest.mark.parametrize(
+    ("crowd", "name", "broken"),
+    [
+        pytest.param(Crowd, "_begin", _begin_eagerly, id="a unit is used while it is given up"),
+        pytest.param(Crowd, "usable", lambda self, now: self._allowed, id="a share is used after the heartbeat"),
+        pytest.param(RateCrowd, "spent", lambda self: 0, id="units that a worker used before it died are free"),
+        pytest.param(RateCrowd, "plan", _plan_as_if_idle, id="units of a rate are given up in use"),
+    ],
+)
+def test_the_crowd_finds_a_planted_bug(
+    monkeypatch: pytest.MonkeyPatch, crowd: type[Crowd], name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(ShareCore, name, broken)
     with pytest.raises(AssertionError, match="the limit is"):
         for seed in range(60):
-            RateCrowd(seed).play(20.0, accidents=True)
-
-
-def test_the_crowd_finds_a_rate_whose_units_are_given_up_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = ShareCore.plan
-    monkeypatch.setattr(ShareCore, "plan", lambda self, in_use, now, **given: plan(self, 0, now, **given))
-    with pytest.raises(AssertionError, match="the limit is"):
-        for seed in range(60):
-            RateCrowd(seed).play(20.0, accidents=True)
-
-
-def rated(*names: str, limit: int, interval_s: float) -> list[Node]:
-    ledger = Ledger()
-    found = [Node(ledger, name, limit, interval_s=interval_s) for name in names]
-    for each in found:
-        each.beat(0.0)
-        each.settle(0.0)
-    return found
+            crowd(seed).play(20.0, accidents=True)
 
 
 def test_a_worker_that_leaves_says_which_units_it_has_just_used() -> None:
-    a, b = rated("a", "b", limit=4, interval_s=10.0)
+    a, b = nodes("a", "b", limit=4, interval_s=10.0)
     assert (a.units, b.units) == (2, 1)
     a.settle(0.1)
     planned = a.core.leave(1)
@@ -584,7 +572,7 @@ def test_a_worker_that_leaves_says_which_units_it_has_just_used() -> None:
 
 
 def test_a_worker_that_starts_anew_takes_what_it_used_before_for_used() -> None:
-    (a,) = rated("a", limit=2, interval_s=10.0)
+    (a,) = nodes("a", limit=2, interval_s=10.0)
     a.settle(0.1)
     new = Node(a.ledger, "a", 2, instance="a-2", interval_s=10.0)
     new.beat(9.0)
@@ -598,7 +586,7 @@ def test_a_worker_that_starts_anew_takes_what_it_used_before_for_used() -> None:
 
 @in_rows("refuse", [ShareCore.unknown, ShareCore.conflict])
 def test_units_that_were_taken_without_an_answer_count_as_in_use(refuse: Callable[[ShareCore], None]) -> None:
-    a, b = rated("a", "b", limit=2, interval_s=10.0)
+    a, b = nodes("a", "b", limit=2, interval_s=10.0)
     assert (a.units, b.units) == (1, 1)
     a.settle(0.1)
     gone = a.core.leave(1)
@@ -615,7 +603,7 @@ def test_units_that_were_taken_without_an_answer_count_as_in_use(refuse: Callabl
 
 
 def test_the_rate_of_the_worker_that_started_last_counts() -> None:
-    (a,) = rated("a", limit=1, interval_s=0.5)
+    (a,) = nodes("a", limit=1, interval_s=0.5)
     later = Node(a.ledger, "b", 3, at=5.0, interval_s=0.1)
     later.beat(0.1)
     later.settle(0.1)
@@ -625,14 +613,12 @@ def test_the_rate_of_the_worker_that_started_last_counts() -> None:
 
 
 def test_who_waits_for_a_unit_in_use_gets_it_when_it_is_idle() -> None:
-    a, b = rated("a", "b", limit=1, interval_s=0.5)
+    a, b = nodes("a", "b", limit=1, interval_s=0.5)
     assert a.start(0.1) and not b.start(0.15)
-    b.settle(0.2)
-    a.settle(0.2)
+    settle_all([b, a], 0.2)
     assert a.core.next_at(0.31, 0.6) == 0.6, "nobody tells it that the unit is idle then"
     a.running = 0
-    a.settle(0.6)
-    b.settle(0.6)
+    settle_all([a, b], 0.6)
     assert b.start(0.6) and not a.start(0.6)
 
 
@@ -641,8 +627,7 @@ def test_a_unit_is_kept_for_a_caller_that_waits_for_something_else() -> None:
     a.core.needed(0.1)
     assert not b.start(0.1)
     for now in (0.2, 0.4):
-        b.settle(now)
-        a.settle(now)
+        settle_all([b, a], now)
         assert a.units == 1
     a.settle(0.1 + share_core.NEEDED_S)
     assert a.units == 0
@@ -673,8 +658,7 @@ def test_who_gives_a_unit_that_its_callers_did_not_come_back_for_wants_none() ->
     assert b.units == 1
     a.start(0.14)
     for now in (0.17, 0.3, 0.4, 0.6):
-        a.settle(now)
-        b.settle(now)
+        settle_all([a, b], now)
     assert a.units == 1 and not b.core.waiting, "an idle unit would move to and fro"
 
 
@@ -692,14 +676,12 @@ def test_a_unit_is_kept_for_a_caller_that_tries_several_tasks_at_once_and_comes_
         each.settle(now)
     assert b.units == 1 and not a.start(0.8)
     for now in (0.83, 1.0):
-        a.settle(now)
-        b.settle(now)
+        settle_all([a, b], now)
     assert a.core.waiting and b.start(1.1), "two that come in turn would take it from each other for ever"
     for now in (1.3, 1.5):
         assert not b.start(now) and not b.start(now + 0.001)
     b.running = 0
-    b.settle(1.51)
-    a.settle(1.51)
+    settle_all([b, a], 1.51)
     assert a.start(1.52), "who waits gets the next one that becomes idle"
 
 
@@ -716,8 +698,7 @@ def test_two_that_come_in_turn_do_not_take_the_unit_from_each_other_for_ever(tas
                 starts[each.name] += 1
                 each.running = 0
         for after_s in (0.03, 0.04, 0.15, 0.2):
-            b.settle(now + after_s)
-            a.settle(now + after_s)
+            settle_all([b, a], now + after_s)
     assert min(starts.values()) >= 3, starts
 
 

@@ -21,42 +21,6 @@ def heap_of(*items: Item) -> DeadlineHeap[Item]:
     return heap
 
 
-def test_items_come_out_when_due_soonest_first():
-    late, soon, later = Item(3), Item(1), Item(9)
-    heap = heap_of(late, soon, later)
-    assert heap.next_at() == 1
-    assert heap.pop_due(5) == [soon, late]
-    assert heap.pop_due(5) == []
-    assert heap.next_at() == 9
-
-
-def test_an_item_that_was_put_off_comes_out_at_its_new_time():
-    item = Item(1)
-    heap = heap_of(item)
-    item.due_at = 4
-    assert heap.pop_due(2) == []
-    assert heap.next_at() == 4
-    assert heap.pop_due(4) == [item]
-
-
-def test_an_item_that_was_brought_forward_comes_out_once():
-    item = Item(5)
-    heap = heap_of(item)
-    item.due_at = 2
-    heap.push(item)
-    assert heap.next_at() == 2
-    assert heap.pop_due(10) == [item]
-    assert heap.next_at() is None
-
-
-def test_what_is_over_never_comes_out():
-    item = Item(1)
-    heap = heap_of(item)
-    item.due_at = NEVER
-    assert heap.next_at() is None
-    assert heap.pop_due(100) == []
-
-
 def test_an_item_without_a_deadline_is_not_kept():
     assert len(heap_of(Item(NEVER))) == 0
 
@@ -73,16 +37,6 @@ def test_what_is_over_before_anybody_looks_is_gone_at_the_first_look_and_may_com
     items[5].due_at = 0.5
     heap.push(items[5])
     assert heap.pop_due(1.0) == [items[5], items[0]]
-
-
-def test_an_item_that_is_brought_forward_before_anybody_looks_comes_out_once():
-    item = Item(5.0)
-    heap = heap_of(item)
-    item.due_at = 2.0
-    heap.push(item)
-    assert heap.next_at() == 2.0
-    assert heap.pop_due(9.0) == [item]
-    assert heap.pop_due(9.0) == []
 
 
 def test_a_look_drops_dead_entries_where_there_are_many_more_than_the_living():

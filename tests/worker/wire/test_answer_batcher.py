@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,13 +48,21 @@ def answer_batcher(wire: Wire, keep_bytes: int = 10_000) -> AnswerBatcher:
     return AnswerBatcher(cast(Bus, wire), lambda: (7, Load(1, 2, 4)), keep_bytes=keep_bytes, log=logger_for("test"))
 
 
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def box(wire: Wire) -> AnswerBatcher:
+    return answer_batcher(wire)
+
+
 def ok(number: int, size: int = 0) -> bytes:
     return frames.encode_frame((AnswerOp.OK, number, b"x" * size))
 
 
-async def test_frames_of_one_turn_to_one_reply_share_a_message():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_frames_of_one_turn_to_one_reply_share_a_message(wire: Wire, box: AnswerBatcher):
     box.put("a", ok(1))
     box.put("b", ok(2))
     box.put("a", ok(3))
@@ -65,9 +74,7 @@ async def test_frames_of_one_turn_to_one_reply_share_a_message():
     assert [frame[1] for frame in envelope.frames] == [1, 3]
 
 
-async def test_the_next_turn_has_a_message_of_its_own():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_the_next_turn_has_a_message_of_its_own(wire: Wire, box: AnswerBatcher):
     box.put("a", ok(1))
     await asyncio.sleep(0)
     box.put("a", ok(2))
@@ -76,9 +83,7 @@ async def test_the_next_turn_has_a_message_of_its_own():
     assert box.empty
 
 
-async def test_the_largest_frame_fits_a_message_of_its_own():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_the_largest_frame_fits_a_message_of_its_own(wire: Wire, box: AnswerBatcher):
     overhead = len(ok(1, 900)) - 900
     frame = ok(1, box.largest_frame - overhead)
     assert len(frame) == box.largest_frame
@@ -89,9 +94,9 @@ async def test_the_largest_frame_fits_a_message_of_its_own():
     assert [frame[1] for frame in wire.frames()] == [2, 1, 3]
 
 
-async def test_what_cannot_be_sent_is_kept_in_order_and_sent_when_the_connection_is_back():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_what_cannot_be_sent_is_kept_in_order_and_sent_when_the_connection_is_back(
+    wire: Wire, box: AnswerBatcher
+):
     wire.error = Disconnected("down")
     for number in range(3):
         box.put("a", ok(number))
@@ -117,9 +122,7 @@ async def test_of_too_much_the_oldest_goes_first_and_is_counted():
     assert box.statistics()["dropped"] == 3
 
 
-async def test_a_closed_bus_takes_nothing_and_breaks_nothing():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_a_closed_bus_takes_nothing_and_breaks_nothing(wire: Wire, box: AnswerBatcher):
     wire.error = ClosedError("closed")
     box.put("a", ok(1))
     await asyncio.sleep(0)
@@ -127,9 +130,7 @@ async def test_a_closed_bus_takes_nothing_and_breaks_nothing():
     assert box.dropped == 1
 
 
-async def test_a_muted_outbox_says_nothing_more():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_a_muted_outbox_says_nothing_more(wire: Wire, box: AnswerBatcher):
     box.put("a", ok(1))
     box.mute()
     box.put("a", ok(2))
@@ -183,9 +184,7 @@ async def test_a_reply_subject_that_cannot_be_used_costs_the_others_nothing():
     assert [subject for subject, _ in wire.sent] == ["a", "a"] and box.empty
 
 
-async def test_what_comes_after_a_loss_waits_for_what_was_kept():
-    wire = Wire()
-    box = answer_batcher(wire)
+async def test_what_comes_after_a_loss_waits_for_what_was_kept(wire: Wire, box: AnswerBatcher):
     wire.error = Disconnected("down")
     box.put("a", ok(1))
     box.flush()

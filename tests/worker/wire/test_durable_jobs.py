@@ -43,21 +43,20 @@ async def two_hands(rig: Rig) -> tuple[Hand, Hand]:
 
 
 @on_rig()
-async def test_a_task_of_a_job_that_runs_starts_nothing_and_gets_the_same_answer(rig: Rig):
-    first, second = await two_hands(rig)
-    first.send(task(1, "wait", ["a"], meta=meta()))
-    await first.quiet()
-    second.send(task(7, "wait", ["a"], meta=meta(attempt=2)), attach(8))
-    first.send(task(2, "wait", ["a"], meta=meta()))
-    await second.quiet()
+async def test_a_task_of_a_job_that_runs_starts_nothing_and_gets_the_same_answer(rig: Rig, other: Hand):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()))
+    await rig.hand.quiet()
+    other.send(task(7, "wait", ["a"], meta=meta(attempt=2)), attach(8))
+    rig.hand.send(task(2, "wait", ["a"], meta=meta()))
+    await other.quiet()
     assert rig.gates.started == ["a"]
     assert rig.worker.core.load == Load(1, 0, 2), "attached requests take no slot"
     rig.worker.core.check()
     rig.gates.open.set()
-    assert await first.answer(1) == [OK, 1, "a done"]
-    assert await first.answer(2) == [OK, 2, "a done"]
-    assert await second.answer(7) == [OK, 7, "a done"]
-    assert await second.answer(8) == [OK, 8, "a done"]
+    assert await rig.hand.answer(1) == [OK, 1, "a done"]
+    assert await rig.hand.answer(2) == [OK, 2, "a done"]
+    assert await other.answer(7) == [OK, 7, "a done"]
+    assert await other.answer(8) == [OK, 8, "a done"]
     assert rig.events("start", "end") == ["start", "end"]
     assert rig.at_rest()
 
@@ -104,28 +103,26 @@ async def test_to_attach_to_nothing_is_an_error_and_starts_nothing(rig: Rig):
 
 
 @on_rig()
-async def test_the_answer_of_an_ended_job_is_kept_for_whoever_asks(rig: Rig):
-    first, second = await two_hands(rig)
-    assert await first.ask(*task(1, "double", [4], meta=meta())) == [OK, 1, 8]
-    assert await second.ask(*attach(70_000)) == [OK, 70_000, 8]
-    assert await second.ask(*task(70_001, "double", [4], meta=meta(attempt=2))) == [OK, 70_001, 8], "never done twice"
+async def test_the_answer_of_an_ended_job_is_kept_for_whoever_asks(rig: Rig, other: Hand):
+    assert await rig.hand.ask(*task(1, "double", [4], meta=meta())) == [OK, 1, 8]
+    assert await other.ask(*attach(70_000)) == [OK, 70_000, 8]
+    assert await other.ask(*task(70_001, "double", [4], meta=meta(attempt=2))) == [OK, 70_001, 8], "never done twice"
     assert rig.events("start") == ["start"]
     await asyncio.sleep(61)
-    assert await second.ask(*attach(70_002)) == [REJECTED, 70_002, "unknown_job"]
+    assert await other.ask(*attach(70_002)) == [REJECTED, 70_002, "unknown_job"]
     assert rig.worker.core.statistics()["jobs"] == 0
 
 
 @on_rig()
-async def test_a_job_that_failed_starts_again_for_a_later_attempt_only(rig: Rig):
-    first, second = await two_hands(rig)
-    failed = await first.ask(*task(1, "fail", ["no"], meta=meta(attempt=2)))
+async def test_a_job_that_failed_starts_again_for_a_later_attempt_only(rig: Rig, other: Hand):
+    failed = await rig.hand.ask(*task(1, "fail", ["no"], meta=meta(attempt=2)))
     assert failed[:3] == [ERROR, 1, "task_failed"]
     for number, attempt in enumerate((1, 2), 1):
-        assert (await second.ask(*task(number, "fail", ["no"], meta=meta(attempt=attempt))))[2:] == failed[2:]
+        assert (await other.ask(*task(number, "fail", ["no"], meta=meta(attempt=attempt))))[2:] == failed[2:]
     assert rig.events("start") == ["start"]
-    assert (await second.ask(*attach(3, attempt=3)))[2:] == failed[2:], "to attach starts nothing"
-    assert await second.ask(*task(4, "echo", ["well"], meta=meta(attempt=3))) == [OK, 4, "well"]
-    assert await second.ask(*attach(5)) == [OK, 5, "well"]
+    assert (await other.ask(*attach(3, attempt=3)))[2:] == failed[2:], "to attach starts nothing"
+    assert await other.ask(*task(4, "echo", ["well"], meta=meta(attempt=3))) == [OK, 4, "well"]
+    assert await other.ask(*attach(5)) == [OK, 5, "well"]
 
 
 @on_rig()
@@ -191,10 +188,8 @@ async def test_a_request_that_was_withdrawn_before_it_came_attaches_to_nothing(r
 
 
 async def test_a_job_is_answered_when_its_code_has_stopped_and_no_earlier():
-    rig = Rig()
     release = asyncio.Event()
 
-    @rig.worker.pool.task
     async def stubborn() -> str:
         while not release.is_set():
             try:
@@ -203,7 +198,7 @@ async def test_a_job_is_answered_when_its_code_has_stopped_and_no_earlier():
                 continue
         return "after all"
 
-    async with rig:
+    async with Rig(stubborn) as rig:
         rig.hand.send(task(1, "stubborn", deadline_ms=100), task(2, "stubborn", deadline_ms=100, meta=meta()))
         await rig.hand.quiet(1.0)
         assert rig.hand.answers_to(1)[0][2] == "deadline_exceeded", "a caller's time is over"
@@ -218,13 +213,10 @@ async def test_a_job_is_answered_when_its_code_has_stopped_and_no_earlier():
 
 
 async def test_the_error_of_an_attempt_whose_time_is_over_does_not_blame_the_deadline_of_its_job():
-    rig = Rig()
-
-    @rig.worker.pool.task
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    async with rig:
+    async with Rig(slow) as rig:
         rig.hand.send(task(1, "slow", deadline_ms=100), task(2, "slow", deadline_ms=100, meta=meta()))
         told = [(await rig.hand.answer(number))[3] for number in (1, 2)]
         assert told[0].endswith(".slow was stopped at its deadline")
@@ -235,21 +227,20 @@ async def test_the_error_of_an_attempt_whose_time_is_over_does_not_blame_the_dea
 
 
 @on_rig()
-async def test_a_job_outlives_the_epoch_that_it_was_started_in(rig: Rig):
-    first, second = await two_hands(rig)
-    first.send(task(1, "wait", ["a"], meta=meta()))
-    await first.quiet()
+async def test_a_job_outlives_the_epoch_that_it_was_started_in(rig: Rig, other: Hand):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()))
+    await rig.hand.quiet()
     old = rig.worker.core.epoch
     assert rig.worker._worker_server is not None
     rig.worker._worker_server.new_epoch("frozen")
-    assert await second.ask(*task(1, "wait", ["a"], meta=meta()), epoch=old) == [REJECTED, 1, "stale"]
-    second.send(attach(2), epoch=old)
-    second.send(attach(3))
-    second.send(task(4, "wait", ["a"], meta=meta()))
-    await second.quiet()
+    assert await other.ask(*task(1, "wait", ["a"], meta=meta()), epoch=old) == [REJECTED, 1, "stale"]
+    other.send(attach(2), epoch=old)
+    other.send(attach(3))
+    other.send(task(4, "wait", ["a"], meta=meta()))
+    await other.quiet()
     assert rig.gates.started == ["a"]
     rig.gates.open.set()
-    assert [(await second.answer(n))[0] for n in (2, 3, 4)] == [OK, OK, OK]
+    assert [(await other.answer(n))[0] for n in (2, 3, 4)] == [OK, OK, OK]
     assert rig.at_rest()
 
 
@@ -272,74 +263,70 @@ def values(hand: Hand, request_id: int) -> list[tuple[int, Any]]:
 
 
 @on_rig()
-async def test_what_is_stored_counts_once_however_often_it_is_told(rig: Rig):
-    first, second = await two_hands(rig)
-    first.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
-    await first.quiet()
+async def test_what_is_stored_counts_once_however_often_it_is_told(rig: Rig, other: Hand):
+    rig.hand.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
+    await rig.hand.quiet()
     for count in (2, 2, 1, 2):
-        first.send((int(RequestOp.STORED), 1, count))
-        await first.quiet()
-    assert values(first, 1) == [(n, n) for n in range(6)], "two are stored, four are on their way"
-    second.send(attach(2, flags=STREAM))
-    await second.quiet()
-    assert values(second, 2) == [(n, n) for n in range(2, 6)], "nothing is forgotten that is not stored"
-    first.send((int(RequestOp.STORED), 1, 6))
-    second.send((int(RequestOp.STORED), 2, 2**60))
-    await second.quiet()
-    assert values(second, 2) == [(n, n) for n in range(2, 10)]
-    assert await second.answer(2) == [END, 2, 10]
+        rig.hand.send((int(RequestOp.STORED), 1, count))
+        await rig.hand.quiet()
+    assert values(rig.hand, 1) == [(n, n) for n in range(6)], "two are stored, four are on their way"
+    other.send(attach(2, flags=STREAM))
+    await other.quiet()
+    assert values(other, 2) == [(n, n) for n in range(2, 6)], "nothing is forgotten that is not stored"
+    rig.hand.send((int(RequestOp.STORED), 1, 6))
+    other.send((int(RequestOp.STORED), 2, 2**60))
+    await other.quiet()
+    assert values(other, 2) == [(n, n) for n in range(2, 10)]
+    assert await other.answer(2) == [END, 2, 10]
 
 
 @on_rig()
-async def test_a_new_reader_of_a_stream_misses_nothing_that_was_not_credited(rig: Rig):
-    first, second = await two_hands(rig)
-    first.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
-    await first.quiet()
-    first.send((int(RequestOp.CREDIT), 1, 2))
-    await first.quiet()
-    assert values(first, 1) == [(n, n) for n in range(6)], "two are known to be read, four are on their way"
-    second.send(attach(2, flags=STREAM, items=3))
-    await second.quiet()
-    assert values(second, 2) == [(n, n) for n in range(3, 7)], "it has all before number 3: there is room for one more"
-    first.send((int(RequestOp.CREDIT), 1, 4))
-    await first.quiet()
-    assert len(values(second, 2)) == 4, "the credit of an earlier reader does not count"
-    second.send((int(RequestOp.CREDIT), 2, 4))
-    await second.quiet()
-    assert values(second, 2) == [(n, n) for n in range(3, 10)]
-    assert await second.answer(2) == [END, 2, 10]
-    assert (await first.answer(1))[0] == END
+async def test_a_new_reader_of_a_stream_misses_nothing_that_was_not_credited(rig: Rig, other: Hand):
+    rig.hand.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
+    await rig.hand.quiet()
+    rig.hand.send((int(RequestOp.CREDIT), 1, 2))
+    await rig.hand.quiet()
+    assert values(rig.hand, 1) == [(n, n) for n in range(6)], "two are known to be read, four are on their way"
+    other.send(attach(2, flags=STREAM, items=3))
+    await other.quiet()
+    assert values(other, 2) == [(n, n) for n in range(3, 7)], "it has all before number 3: there is room for one more"
+    rig.hand.send((int(RequestOp.CREDIT), 1, 4))
+    await rig.hand.quiet()
+    assert len(values(other, 2)) == 4, "the credit of an earlier reader does not count"
+    other.send((int(RequestOp.CREDIT), 2, 4))
+    await other.quiet()
+    assert values(other, 2) == [(n, n) for n in range(3, 10)]
+    assert await other.answer(2) == [END, 2, 10]
+    assert (await rig.hand.answer(1))[0] == END
     assert rig.at_rest()
 
 
 @on_rig()
-async def test_a_reader_that_comes_after_the_end_gets_what_nobody_took(rig: Rig):
-    first, second = await two_hands(rig)
-    first.send(task(1, "count", [5], flags=STREAM, meta=meta(window=10)))
-    assert await first.answer(1) == [END, 1, 5]
-    second.send(attach(2, flags=STREAM, items=2))
-    await second.quiet()
-    assert second.answers_to(2) == [*([ITEM, 2, n, n] for n in range(2, 5)), [END, 2, 5]]
-    assert await second.ask(*attach(3)) == [END, 3, 5], "who reads no items gets the end alone"
+async def test_a_reader_that_comes_after_the_end_gets_what_nobody_took(rig: Rig, other: Hand):
+    rig.hand.send(task(1, "count", [5], flags=STREAM, meta=meta(window=10)))
+    assert await rig.hand.answer(1) == [END, 1, 5]
+    other.send(attach(2, flags=STREAM, items=2))
+    await other.quiet()
+    assert other.answers_to(2) == [*([ITEM, 2, n, n] for n in range(2, 5)), [END, 2, 5]]
+    assert await other.ask(*attach(3)) == [END, 3, 5], "who reads no items gets the end alone"
     await asyncio.sleep(61)
     rig.worker.core.check()
     assert rig.worker.core.statistics()["jobs"] == 0
 
 
 @on_rig(answer_retention_bytes=1 << 20, stream_window=3)
-async def test_a_reader_is_told_that_items_are_no_longer_kept(rig: Rig):
-    first, second = await two_hands(rig)
+async def test_a_reader_is_told_that_items_are_no_longer_kept(rig: Rig, other: Hand):
     rig.worker.core.jobs.keep_items(0)
-    first.send(task(1, "count", [3], flags=STREAM, meta=meta("ended")))
-    assert (await first.answer(1))[0] == END
-    answer = await second.ask(*attach(1, "ended", flags=STREAM))
+    rig.hand.send(task(1, "count", [3], flags=STREAM, meta=meta("ended")))
+    assert (await rig.hand.answer(1))[0] == END
+    answer = await other.ask(*attach(1, "ended", flags=STREAM))
     assert answer[2] == "stream_broken" and "items 0 to 2 are no longer kept" in answer[3]
-    assert await second.ask(*attach(2, "ended")) == [END, 2, 3], "who reads none lacks none"
-    first.send(task(2, "count", [9], flags=STREAM, meta=meta("runs")))
-    await first.quiet()
-    second.send(attach(3, "runs", flags=STREAM, items=1))
-    assert (await second.answer(3))[2] == "stream_broken", "it waited for credit for what nobody can read"
-    assert (await first.answer(2))[2] == "stream_broken"
+    assert await other.ask(*attach(2, "ended")) == [END, 2, 3], "who reads none lacks none"
+    rig.hand.send(task(2, "count", [9], flags=STREAM, meta=meta("runs")))
+    await rig.hand.quiet()
+    other.send(attach(3, "runs", flags=STREAM, items=1))
+    assert (await other.answer(3))[2] == "stream_broken", "it waited for credit for what nobody can read"
+    assert (await rig.hand.answer(2))[2] == "stream_broken"
     assert rig.at_rest()
 
 
@@ -363,10 +350,9 @@ async def test_an_item_too_large_ends_a_job_once_its_code_has_stopped(rig: Rig):
 
 
 @on_rig()
-async def test_a_result_that_just_fits_fits_every_request(rig: Rig):
+async def test_a_result_that_just_fits_fits_every_request(rig: Rig, other: Hand):
     most = rig.worker_bus.max_payload - 64 - 16
     assert (await rig.hand.ask(*task(1, "big", [most], meta=meta())))[0] == OK
-    other = await rig.new_hand("other")
     assert (await other.ask(*attach(1 << 62)))[0] == OK
     assert (await rig.hand.ask(*task(2, "big", [most + 8])))[0] == OK
     assert (await rig.hand.ask(*task(3, "big", [most + 8], meta=meta("j2"))))[2] == "invalid_result"
@@ -380,10 +366,9 @@ def ack(job: str = "j1", attempt: int = 1, sequence: int = 0, rank: int = 0) -> 
 
 
 @on_rig()
-async def test_an_execution_whose_end_is_of_no_interest_any_more_is_stopped(rig: Rig):
+async def test_an_execution_whose_end_is_of_no_interest_any_more_is_stopped(rig: Rig, other: Hand):
     rig.hand.send(task(1, "count", [10], flags=STREAM, meta=meta(attempt=2, acks=True, window=4)))
     await rig.hand.quiet()
-    other = await rig.new_hand("other")
     other.send(ack(attempt=1), ack(attempt=2, sequence=3))
     await other.quiet()
     assert rig.worker.core.load.running == 1, "of an earlier attempt, and of another job"
@@ -396,7 +381,7 @@ async def test_an_execution_whose_end_is_of_no_interest_any_more_is_stopped(rig:
 
 
 @on_rig()
-async def test_a_draining_worker_waits_until_the_end_of_a_job_is_stored(rig: Rig):
+async def test_a_draining_worker_waits_until_the_end_of_a_job_is_stored(rig: Rig, other: Hand):
     rig.hand.send(task(1, "wait", ["a"], meta=meta(acks=True)))
     await rig.hand.quiet()
     rig.worker.begin_drain(20.0)
@@ -406,7 +391,6 @@ async def test_a_draining_worker_waits_until_the_end_of_a_job_is_stored(rig: Rig
     assert rig.worker.state is WorkerState.DRAINING and rig.worker.core.load == Load(0, 0, 2, 1)
     body, _ = await rig.hand.request("jobs", None)
     assert [(entry["running"], entry["unstored"]) for entry in body["jobs"]] == [(False, True)]
-    other = await rig.new_hand("other")
     assert await other.ask(*attach(7, acks=True)) == [OK, 7, "a done"]
     other.send(ack(attempt=1, sequence=3))
     await asyncio.sleep(1.0)
@@ -426,14 +410,13 @@ async def test_a_draining_worker_waits_for_no_longer_than_its_grace(rig: Rig):
 
 
 @on_rig()
-async def test_a_draining_worker_does_not_wait_for_who_says_nothing_of_ends(rig: Rig):
-    first, second = await two_hands(rig)
-    first.send(task(1, "wait", ["a"], meta=meta(acks=True)), task(2, "double", [4], meta=meta("j2", acks=True)))
-    await first.answer(2)
-    assert await second.ask(*attach(1, "j2")) == [OK, 1, 8]
-    second.send(attach(2))
+async def test_a_draining_worker_does_not_wait_for_who_says_nothing_of_ends(rig: Rig, other: Hand):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta(acks=True)), task(2, "double", [4], meta=meta("j2", acks=True)))
+    await rig.hand.answer(2)
+    assert await other.ask(*attach(1, "j2")) == [OK, 1, 8]
+    other.send(attach(2))
     rig.gates.open.set()
-    assert await second.answer(2) == [OK, 2, "a done"]
+    assert await other.answer(2) == [OK, 2, "a done"]
     now = asyncio.get_running_loop().time()
     await rig.worker.drain(20.0)
     assert asyncio.get_running_loop().time() - now < 1.0
@@ -504,14 +487,11 @@ async def test_a_long_list_of_jobs_comes_in_parts(rig: Rig):
 
 
 async def test_a_task_knows_the_job_that_it_is_an_attempt_of():
-    rig = Rig()
-
-    @rig.worker.pool.task
     async def facts() -> Any:
         context = current_task()
         return [context.job, context.endpoint, context.attempt, context.fence]
 
-    async with rig:
+    async with Rig(facts) as rig:
         token = await rig.hand.grant(1, slots=1)
         assert await rig.hand.ask(*task(2, "facts", token=token, meta=meta(attempt=3))) == [
             OK,

@@ -71,8 +71,7 @@ async def test_those_that_wait_one_after_the_other_make_no_asyncio_task_each(rig
 
 @on_rig()
 async def test_a_deadline_that_ended_one_does_not_reach_the_next(rig: Rig):
-    late = await rig.hand.ask(*task(1, "wait", deadline_ms=50))
-    assert late[:3] == [ERROR, 1, "deadline_exceeded"]
+    assert (await rig.hand.ask(*task(1, "wait", deadline_ms=50)))[:3] == [ERROR, 1, "deadline_exceeded"]
     for number in range(2, 6):
         assert await rig.hand.ask(*task(number, "wait", ["x", 0.1])) == [OK, number, "x done"]
     assert rig.at_rest()
@@ -95,33 +94,14 @@ async def test_those_that_wait_keep_their_slots_and_hold_up_nobody(rig: Rig):
 @on_rig()
 async def test_a_cancellation_in_the_same_message_reaches_one_that_waits(rig: Rig):
     rig.hand.send(task(1, "wait"), (int(RequestOp.CANCEL), 1))
-    answer = await rig.hand.answer(1)
-    assert answer[:3] == [ERROR, 1, "task_cancelled"]
-    assert rig.at_rest()
-
-
-@on_rig()
-async def test_a_deadline_ends_one_that_waits(rig: Rig):
-    answer = await rig.hand.ask(*task(1, "wait", deadline_ms=200))
-    assert answer[:3] == [ERROR, 1, "deadline_exceeded"]
-    await rig.hand.quiet()
+    assert (await rig.hand.answer(1))[:3] == [ERROR, 1, "task_cancelled"]
     assert rig.at_rest()
 
 
 @on_rig()
 async def test_arguments_that_do_not_fit_start_nothing(rig: Rig):
-    answer = await rig.hand.ask(*task(1, "double", ["x"]))
-    assert answer[:3] == [ERROR, 1, "invalid_arguments"]
+    assert (await rig.hand.ask(*task(1, "double", ["x"])))[:3] == [ERROR, 1, "invalid_arguments"]
     assert rig.events("start", "end") == []
-    assert rig.at_rest()
-
-
-@on_rig()
-async def test_results_that_cannot_be_sent_are_errors(rig: Rig):
-    answer = await rig.hand.ask(*task(1, "big", [rig.hub.max_payload]))
-    assert answer[:3] == [ERROR, 1, "invalid_result"]
-    assert await rig.hand.ask(*task(2, "big", [3])) == [OK, 2, b"xxx"]
-    assert rig.worker.statistics().tasks["failed"] == 1
     assert rig.at_rest()
 
 
@@ -144,10 +124,8 @@ async def test_arguments_that_came_as_json_are_decoded(rig: Rig):
 
 
 async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
-    rig = Rig()
     seen: list[TaskContext] = []
 
-    @rig.worker.pool.task
     async def look() -> list[object]:
         context = current_task()
         seen.append(context)
@@ -156,7 +134,7 @@ async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
         left = current_deadline()
         return [context.id, context.method, context.attempt, context.key, before, left is not None, context.cancelled]
 
-    async with rig:
+    async with Rig(look) as rig:
         first = await rig.hand.ask(*task(1, "look", deadline_ms=5000, meta={"attempt": 3, "key": "k", "model": None}))
         second = await rig.hand.ask(*task(2, "look", deadline_ms=None))
     assert first[2] == ["hand.1", "look", 3, "k", "none", True, False]
@@ -166,13 +144,10 @@ async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
 
 
 async def test_what_a_task_raises_at_its_first_step_ends_the_task_alone():
-    rig = Rig()
-
-    @rig.worker.pool.task
     async def leave(how: str) -> None:
         raise {"exit": SystemExit(3), "cancel": asyncio.CancelledError(), "plain": ValueError("no")}[how]
 
-    async with rig:
+    async with Rig(leave) as rig:
         rig.hand.send(
             *(task(n, "leave", [how]) for n, how in enumerate(("exit", "cancel", "plain"), 1)), task(4, "echo")
         )

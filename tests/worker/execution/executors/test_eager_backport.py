@@ -36,11 +36,17 @@ async def warm() -> AsyncIterator[Carriers]:
 async def run(carriers: Carriers, work: Work, *args: Any) -> Piece:
     """To its end, and the turn in which its task hears of it."""
     piece = Piece(work, *args)
-    carriers.add(piece)
-    carriers.step()
-    await piece.over.wait()
+    await run_all(carriers, [piece])
     await asyncio.sleep(0)
     return piece
+
+
+async def run_all(carriers: Carriers, pieces: list[Piece]) -> None:
+    """Side by side, to the end of each."""
+    for piece in pieces:
+        carriers.add(piece)
+    carriers.step()
+    await asyncio.gather(*(piece.over.wait() for piece in pieces))
 
 
 async def nap() -> str | None:
@@ -61,9 +67,7 @@ async def used_again_after(work: Work) -> tuple[bool, Piece]:
 
 
 @in_rows("run_loop", [asyncio.run, uvloop.run])
-def test_executions_that_wait_one_after_the_other_share_a_task_on_each_loop(
-    run_loop: RunLoop,
-):
+def test_executions_that_wait_one_after_the_other_share_a_task_on_each_loop(run_loop: RunLoop):
     async def life() -> set[int]:
         async with warm() as carriers:
             return {(await run(carriers, nap)).number for _ in range(5)}
@@ -75,10 +79,7 @@ async def test_those_that_wait_at_one_time_never_share_one():
     async with warm() as carriers:
         for _ in range(3):
             pieces = [Piece(nap) for _ in range(4)]
-            for piece in pieces:
-                carriers.add(piece)
-            carriers.step()
-            await asyncio.gather(*(piece.over.wait() for piece in pieces))
+            await run_all(carriers, pieces)
             assert len({piece.number for piece in pieces}) == 4
             await asyncio.sleep(0)
         assert len([task for task in asyncio.all_tasks() if task.get_name() == IDLE]) == 4
@@ -197,10 +198,7 @@ async def test_no_more_tasks_are_kept_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(eager_backport, "MOST_IDLE", 2)
     async with warm() as carriers:
         pieces = [Piece(nap) for _ in range(5)]
-        for piece in pieces:
-            carriers.add(piece)
-        carriers.step()
-        await asyncio.gather(*(piece.over.wait() for piece in pieces))
+        await run_all(carriers, pieces)
         await asyncio.sleep(0)
         assert len([task for task in asyncio.all_tasks() if task.get_name() == IDLE]) == 2
 
@@ -244,10 +242,7 @@ async def test_a_carrier_that_is_cancelled_while_it_rests_ends_and_others_take_o
         for task in resting:
             task.cancel()  # as asyncio.run does at its end
         following = [Piece(nap), Piece(nap)]
-        for piece in following:
-            carriers.add(piece)
-        carriers.step()
-        await asyncio.gather(*(piece.over.wait() for piece in following))
+        await run_all(carriers, following)
         assert all(task.done() for task in resting)
         assert [piece.outcome for piece in following] == ["piece", "piece"]
 

@@ -17,11 +17,9 @@ import uvloop
 
 from gangline.testing import VirtualLoop
 from gangline.worker.execution.executors.eager_start import EagerStarter
-from gangline.worker.pool.pool import Pool
 
 from ....support.rows import in_rows
 from ....support.worker.eager import WAYS, Piece, Work
-from ....support.worker.harness import running
 
 RunLoop = Callable[[Coroutine[Any, Any, Any]], Any]
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
@@ -460,15 +458,3 @@ def test_nobody_is_told_of_an_execution_whose_loop_was_closed_under_it(way: type
     task.get_coro().close()  # as when it is collected
     assert closed == ["closed"]
     assert not pieces[0].over.is_set()
-
-
-async def test_a_task_of_a_worker_that_waits_goes_by_its_own_name():
-    pool = Pool("p")
-
-    @pool.task
-    async def work() -> str:
-        await asyncio.sleep(0)
-        return asyncio.current_task().get_name()
-
-    async with running(pool) as harness:
-        assert await harness.value("work") == "p.work"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,18 +14,15 @@ from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.rows import in_rows
-from ....support.worker.harness import running
+from ....support.worker.harness import counting, pool_of, running
 
 
 async def test_a_coroutine_gives_its_result():
-    pool = Pool("p")
-
-    @pool.task
     async def work(x: int) -> dict[str, int]:
         await asyncio.sleep(1)
         return {"x": x}
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         assert await harness.run("work", x="3") == Outcome(value={"x": 3})
 
 
@@ -42,13 +39,10 @@ async def test_a_plain_function_can_run_on_the_loop():
 
 
 async def test_what_a_task_raises_comes_with_type_text_and_its_own_traceback():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> None:
         raise ValueError("no such thing")
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         error = (await harness.run("work")).error
     assert isinstance(error, TaskFailed)
     assert str(error) == "p.work raised ValueError: no such thing"
@@ -62,13 +56,10 @@ async def test_what_a_task_raises_comes_with_type_text_and_its_own_traceback():
 
 
 async def test_tracebacks_stay_home_when_told_so():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> None:
         raise ValueError("x")
 
-    async with running(pool, ExecutorSettings(send_tracebacks=False)) as harness:
+    async with running(pool_of(work), ExecutorSettings(send_tracebacks=False)) as harness:
         error = (await harness.run("work")).error
     assert isinstance(error, TaskFailed)
     assert error.remote_traceback == ""
@@ -95,44 +86,34 @@ class Unprintable(Exception):
     ],
 )
 async def test_nothing_that_a_task_raises_ends_its_worker(error):
-    pool = Pool("p", slots=2)
-
-    @pool.task
     async def work() -> None:
         await asyncio.sleep(0)
         raise error
 
-    @pool.task
     async def after() -> str:
         return "alive"
 
-    async with running(pool) as harness:
+    async with running(pool_of(work, after, slots=2)) as harness:
         outcome = await harness.run("work")
         assert isinstance(outcome.error, TaskFailed)
         assert await harness.value("after") == "alive"
 
 
 async def test_a_task_that_cancels_itself_ends_as_cancelled():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> None:
         raise asyncio.CancelledError
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         error = (await harness.run("work")).error
     assert isinstance(error, TaskCancelled)
     assert str(error) == "p.work cancelled itself"
 
 
 async def test_a_result_without_a_form_on_the_wire_is_an_error():
-    pool = Pool("p")
-
-    @pool.task
     async def work():
         return {"a": [object()]}
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         error = (await harness.run("work")).error
     assert isinstance(error, InvalidResult)
     assert "result.a[0] has the type object" in str(error)
@@ -143,10 +124,8 @@ STEPS = 6
 
 @in_rows("step", range(1, STEPS + 1))
 async def test_a_cancel_at_any_await_stops_the_task_and_runs_its_cleanup(step):
-    pool = Pool("p")
     seen: list[str] = []
 
-    @pool.task
     async def work() -> str:
         try:
             for i in range(STEPS):
@@ -157,7 +136,7 @@ async def test_a_cancel_at_any_await_stops_the_task_and_runs_its_cleanup(step):
             await asyncio.sleep(0)
             seen.append("cleaned up")
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await asyncio.sleep(step - 0.5)
         reason = launched.cancel()
@@ -169,15 +148,13 @@ async def test_a_cancel_at_any_await_stops_the_task_and_runs_its_cleanup(step):
 
 
 async def test_a_cancel_before_the_first_line_starts_nothing_and_leaves_no_warning():
-    pool = Pool("p")
     ran = False
 
-    @pool.task
     async def work() -> None:
         nonlocal ran
         ran = True
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
@@ -185,13 +162,10 @@ async def test_a_cancel_before_the_first_line_starts_nothing_and_leaves_no_warni
 
 
 async def test_only_the_first_reason_counts_and_none_after_the_end():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> None:
         await asyncio.sleep(10)
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await asyncio.sleep(1)
         first = launched.cancel()
@@ -203,9 +177,6 @@ async def test_only_the_first_reason_counts_and_none_after_the_end():
 
 
 async def test_a_task_that_swallows_its_cancellation_keeps_its_slot_until_it_ends_and_its_result_counts():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> str:
         try:
             await asyncio.sleep(10)
@@ -213,7 +184,7 @@ async def test_a_task_that_swallows_its_cancellation_keeps_its_slot_until_it_end
             await asyncio.sleep(5)
         return "half"
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await asyncio.sleep(1)
         launched.cancel()
@@ -223,16 +194,13 @@ async def test_a_task_that_swallows_its_cancellation_keeps_its_slot_until_it_end
 
 
 async def test_a_cleanup_that_raises_does_not_hide_why_the_task_was_stopped():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> None:
         try:
             await asyncio.sleep(10)
         finally:
             raise RuntimeError("cleanup")
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await asyncio.sleep(1)
         reason = launched.cancel()
@@ -275,61 +243,25 @@ async def test_the_callers_deadline_stands_when_it_comes_before_the_tasks_own():
 # -- streams ------------------------------------------------------------------------------------------------------
 
 
-def counting(pool: Pool) -> list[str]:
-    """Declares both kinds of generator; the list tells what they did."""
-    seen: list[str] = []
-
-    @pool.task
-    async def numbers(n: int) -> AsyncIterator[int]:
-        try:
-            for i in range(n):
-                await asyncio.sleep(0)
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            await asyncio.sleep(0)
-            seen.append("closed")
-
-    @pool.task(executor="async")
-    def plain_numbers(n: int) -> Iterator[int]:
-        try:
-            for i in range(n):
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            seen.append("closed")
-
-    return seen
+EACH = in_rows("method", ["numbers", "plain_numbers", "numbers_in_thread", "plain_numbers_in_thread"])
+ON_THE_LOOP = in_rows("method", ["numbers", "plain_numbers"])
 
 
-BOTH = in_rows("method", ["numbers", "plain_numbers"])
-
-
-@BOTH
+@EACH
 async def test_a_stream_goes_out_item_by_item_and_tells_its_count(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True}, n=50)
         assert await launched.done == Outcome(items=50)
         assert launched.items == list(range(50))
+        assert await harness.run(method, n=0) == Outcome(value=[])
+        assert await harness.launch(method, options={"streams": True}, n=0).done == Outcome(items=0)
     assert seen[-1] == "closed"
 
 
-@BOTH
-async def test_an_empty_stream_has_no_items(method):
-    pool = Pool("p")
-    counting(pool)
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True}, n=0)
-        assert await launched.done == Outcome(items=0)
-        assert await harness.run(method, n=0) == Outcome(value=[])
-
-
-@BOTH
+@ON_THE_LOOP
 async def test_a_stream_waits_for_its_reader(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 3}, n=10)
         await asyncio.sleep(1)
@@ -343,47 +275,37 @@ async def test_a_stream_waits_for_its_reader(method):
 
 
 async def test_credit_that_comes_while_an_item_goes_out_is_not_lost():
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
     async with running(pool) as harness:
         launched = harness.launch("numbers", options={"streams": True, "window": 1}, n=20)
         launched.on_arrival = lambda: launched.execution.credit(1)
         assert await launched.done == Outcome(items=20)
 
 
-@BOTH
-async def test_a_stream_that_nobody_asked_for_is_collected(method):
-    pool = Pool("p")
-    counting(pool)
-    async with running(pool) as harness:
-        assert await harness.run(method, n=5) == Outcome(value=[0, 1, 2, 3, 4])
-
-
-@BOTH
+@EACH
 async def test_a_collected_stream_is_bounded_by_size(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool, ExecutorSettings(max_collected_bytes=10)) as harness:
+        assert await harness.run(method, n=10) == Outcome(value=list(range(10)))
         error = (await harness.run(method, n=1000)).error
     assert isinstance(error, InvalidResult)
     assert "exceed 10 bytes in total: ask for a stream" in str(error)
     assert seen[-2:] == ["made 10", "closed"]
 
 
-@BOTH
+@EACH
 async def test_a_cancelled_stream_is_closed(method):
-    pool = Pool("p")
-    seen = counting(pool)
+    pool, seen = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 2}, n=10)
-        await asyncio.sleep(1)
+        await launched.until_items(2)
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
         assert launched.items == [0, 1]
     assert seen[-1] == "closed"
 
 
-@BOTH
+@ON_THE_LOOP
 async def test_an_item_without_a_form_on_the_wire_ends_the_stream(method):
     pool = Pool("p")
 
@@ -407,8 +329,7 @@ async def test_an_item_without_a_form_on_the_wire_ends_the_stream(method):
 @in_rows("streams", [True, False])
 @in_rows("method", ["eager", "plain_numbers"])
 async def test_a_long_generator_that_awaits_nothing_lets_others_have_the_loop(method, streams):
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
 
     @pool.task
     async def eager(n: int) -> AsyncIterator[int]:
@@ -451,15 +372,12 @@ async def test_executors_that_do_not_run_launch_nothing():
 
 
 async def test_each_task_sees_its_own_context_with_many_at_once():
-    pool = Pool("p")
-
-    @pool.task
     async def work() -> str:
         await asyncio.sleep(1)
         inner = await asyncio.create_task(_id_of_the_current_task())
         return f"{current_task().id} {inner}"
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = [harness.launch("work", options={"id": str(i)}) for i in range(20)]
         assert [(await one.done).value for one in launched] == [f"{i} {i}" for i in range(20)]
 

@@ -5,44 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gangline.schemas.errors.base import DeadlineExceeded, InvalidResult, TaskCancelled, TaskFailed
+from gangline.schemas.errors.base import DeadlineExceeded, TaskCancelled, TaskFailed
 from gangline.worker.context.task_context import current_task
-from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.execution.executors.threads import ThreadExecutor
 from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.rows import in_rows
-from ....support.worker.harness import running
+from ....support.worker.harness import counting, pool_of, running
 from ....waiting import PATIENCE_S
 
 
 async def test_a_function_runs_beside_the_loop():
-    pool = Pool("p")
-
-    @pool.task
     def work(x: int) -> dict[str, object]:
         return {"x": x, "beside": threading.current_thread() is not main, "id": current_task().id}
 
     main = threading.current_thread()
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         value = await harness.value("work", options={"id": "r.1"}, x="3")
     assert value == {"x": 3, "beside": True, "id": "r.1"}
 
 
 async def test_as_many_threads_as_tasks_at_once_are_kept_for_reuse():
-    pool = Pool("p", slots=3)
     together = threading.Barrier(3)
 
-    @pool.task
     def work() -> int:
         together.wait(PATIENCE_S)
         return threading.get_ident()
 
-    async with running(pool) as harness:
+    async with running(pool_of(work, slots=3)) as harness:
         first = [harness.launch("work") for _ in range(3)]
         threads = {(await one.done).value for one in first}
         assert len(threads) == 3
@@ -53,15 +46,13 @@ async def test_as_many_threads_as_tasks_at_once_are_kept_for_reuse():
 
 async def test_context_variables_of_the_launch_are_seen_in_the_thread():
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-    pool = Pool("p")
 
-    @pool.task
     def work() -> str:
         value = variable.get()
         variable.set("changed")
         return value
 
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         variable.set("mine")
         assert await harness.value("work") == "mine"
         assert variable.get() == "mine"
@@ -95,17 +86,15 @@ async def test_nothing_that_a_thread_raises_ends_its_worker(error):
 
 
 async def test_a_cancelled_threads_caller_is_answered_at_once_and_its_slot_is_used_until_it_returns():
-    pool = Pool("p")
     begun, go_on = threading.Event(), threading.Event()
 
-    @pool.task
     def work() -> str:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return f"cancelled={current_task().cancelled}"
 
     loop = asyncio.get_running_loop()
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
@@ -118,17 +107,15 @@ async def test_a_cancelled_threads_caller_is_answered_at_once_and_its_slot_is_us
 
 
 async def test_a_thread_that_looks_stops_by_itself():
-    pool = Pool("p")
     begun = threading.Event()
 
-    @pool.task
     def work() -> None:
         begun.set()
         while True:
             current_task().check_cancelled()
 
     loop = asyncio.get_running_loop()
-    async with running(pool) as harness:
+    async with running(pool_of(work)) as harness:
         launched = harness.launch("work")
         await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
@@ -136,14 +123,12 @@ async def test_a_thread_that_looks_stops_by_itself():
 
 
 async def test_a_cancel_before_the_thread_begins_starts_nothing():
-    pool = Pool("p", slots=2)
     ran = []
 
-    @pool.task
     def work() -> None:
         ran.append(current_task().cancelled)
 
-    async with running(pool) as harness:
+    async with running(pool_of(work, slots=2)) as harness:
         for _ in range(50):
             launched = harness.launch("work")
             launched.cancel()
@@ -197,50 +182,10 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
 # -- streams ------------------------------------------------------------------------------------------------------
 
 
-def counting(pool: Pool) -> list[str]:
-    seen: list[str] = []
-
-    @pool.task
-    def numbers(n: int) -> Iterator[int]:
-        try:
-            for i in range(n):
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            seen.append("closed")
-
-    @pool.task(executor="thread")
-    async def async_numbers(n: int) -> AsyncIterator[int]:
-        try:
-            for i in range(n):
-                await asyncio.sleep(0)
-                seen.append(f"made {i}")
-                yield i
-        finally:
-            seen.append("closed")
-
-    return seen
-
-
-BOTH = in_rows("method", ["numbers", "async_numbers"])
-
-
-@BOTH
-async def test_a_stream_goes_out_item_by_item(method):
-    pool = Pool("p")
-    seen = counting(pool)
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True, "window": 100}, n=50)
-        assert await launched.done == Outcome(items=50)
-        assert launched.items == list(range(50))
-    assert seen[-1] == "closed"
-
-
-@BOTH
+@in_rows("method", ["numbers_in_thread", "plain_numbers_in_thread"])
 @pytest.mark.realtime
 async def test_a_stream_waits_for_its_reader(method):
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
     async with running(pool) as harness:
         launched = harness.launch(method, options={"streams": True, "window": 3}, n=10)
         await launched.until_items(3)
@@ -253,39 +198,14 @@ async def test_a_stream_waits_for_its_reader(method):
 
 
 async def test_virtual_time_passes_while_a_thread_waits_for_its_reader():
-    pool = Pool("p")
-    counting(pool)
+    pool, _ = counting()
     async with running(pool) as harness:
-        launched = harness.launch("numbers", options={"streams": True, "window": 1}, n=5)
+        launched = harness.launch("plain_numbers_in_thread", options={"streams": True, "window": 1}, n=5)
         for taken in range(1, 6):
             await asyncio.sleep(60)
             assert launched.items == list(range(taken))
             launched.execution.credit(1)
         assert await launched.done == Outcome(items=5)
-
-
-@BOTH
-async def test_a_stream_that_waits_for_its_reader_is_closed_when_cancelled(method):
-    pool = Pool("p")
-    seen = counting(pool)
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True, "window": 2}, n=10)
-        await launched.until_items(2)
-        reason = launched.cancel()
-        assert await launched.done == Outcome(error=reason)
-        assert launched.items == [0, 1]
-    assert seen[-1] == "closed"
-
-
-@BOTH
-async def test_a_stream_that_nobody_asked_for_is_collected_within_bounds(method):
-    pool = Pool("p")
-    seen = counting(pool)
-    async with running(pool, ExecutorSettings(max_collected_bytes=10)) as harness:
-        assert await harness.run(method, n=10) == Outcome(value=list(range(10)))
-        error = (await harness.run(method, n=11)).error
-    assert isinstance(error, InvalidResult)
-    assert seen[-1] == "closed"
 
 
 # -- threads alone ------------------------------------------------------------------------------------------------

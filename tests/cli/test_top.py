@@ -197,10 +197,7 @@ async def test_keys_filter_inspect_and_drain_after_asking(monkeypatch):
 
 
 async def test_a_job_is_cancelled_after_asking_for_the_reason():
-    async with (
-        cluster(POOL, dispatcher=True) as client,
-        following(BoardFeed(client)) as feed,
-    ):
+    async with cluster(POOL, dispatcher=True) as client, following(BoardFeed(client)) as feed:
         app = Top(client, feed)
         async with app.run_test(size=SMALL) as pilot:
             running, kept = [await client.submit("train.wait") for _ in range(2)]

@@ -46,9 +46,7 @@ def composition(secrets: Path) -> dict[str, Any]:
     """compose.yaml with its variables replaced."""
     given = {"GANGLINE_SECRETS": str(secrets)}
     text = re.sub(
-        r"\$\{(\w+):-([^}]*)\}",
-        lambda found: given.get(found[1], found[2]),
-        (ROOT / "compose.yaml").read_text(),
+        r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1], found[2]), (ROOT / "compose.yaml").read_text()
     )
     composed: dict[str, Any] = yaml.safe_load(text)
     return composed

@@ -75,10 +75,7 @@ def test_the_servers_configuration_is_up_to_date():
 
 def test_every_error_has_a_meaning():
     rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
-    public = (
-        GanglineError.__module__,
-        "gangline.bus.port.bus",
-    )
+    public = (GanglineError.__module__, "gangline.bus.port.bus")
     classes = [cls for _, cls in generate._walk(GanglineError) if cls.__module__ in public]
     assert [cls for cls in classes if not any(f"`{cls.__name__}`" in row for row in rows)] == []
     bases = {"GanglineError", "InvalidRequest", "Unavailable"}

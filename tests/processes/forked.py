@@ -88,11 +88,7 @@ class ForkServer:
                 return default if given is None else given if isinstance(given, int) else given.fileno()
 
             out = descriptor(stdout, 1)
-            descriptors = [
-                descriptor(stdin, 0),
-                out,
-                out if stderr == subprocess.STDOUT else descriptor(stderr, 2),
-            ]
+            descriptors = [descriptor(stdin, 0), out, out if stderr == subprocess.STDOUT else descriptor(stderr, 2)]
             connection = self._connect()
             send(connection, request, descriptors)
         return ForkedProcess(connection, reading)

@@ -758,10 +758,7 @@ WORKER_ATTACKS = {
         "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
     ),
     "drain a worker by an answer": ("$JS.API.STREAM.INFO.KV_GANGLINE_LEDGER", "gangline.worker.images.w2.drain"),
-    "unseat the leader by an acknowledgement": (
-        "$KV.GANGLINE_LEDGER.lease.images.w1.x",
-        "$KV.GANGLINE_LEDGER.leader",
-    ),
+    "unseat the leader by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.leader"),
     "forge a gang by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.gang.forged"),
 }
 

@@ -111,11 +111,7 @@ def test_a_later_version_of_traceparent_may_have_more_fields(spans: InMemorySpan
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [
-        (Saturated("all full"), "saturated"),
-        (ValueError("no"), "ValueError"),
-        (asyncio.CancelledError(), "cancelled"),
-    ],
+    [(Saturated("all full"), "saturated"), (ValueError("no"), "ValueError"), (asyncio.CancelledError(), "cancelled")],
 )
 def test_an_error_marks_the_span_with_its_stable_code(spans: InMemorySpanExporter, error: BaseException, kind: str):
     with pytest.raises(type(error)), tracer.span("x"):

@@ -90,9 +90,7 @@ class Harness:
 
 @asynccontextmanager
 async def running(
-    pool: Pool,
-    settings: ExecutorSettings | None = None,
-    on_models: Callable[[tuple[str, ...]], None] | None = None,
+    pool: Pool, settings: ExecutorSettings | None = None, on_models: Callable[[tuple[str, ...]], None] | None = None
 ) -> AsyncIterator[Harness]:
     executors = ExecutorRegistry(pool, settings=settings, on_models=on_models)
     await executors.start()

@@ -97,11 +97,7 @@ def clean() -> SystemHistory:
             Member(gang="G", generation=1, rank=1, pid=W2, fence=50, began=11.5, ended=14.0),
             Member(gang="G", generation=2, rank=0, pid=W1, fence=60, began=14.5, ended=15.0),
         ],
-        holdings=[
-            lease("T", 31.0, 39.0),
-            lease("S", 40.9, 41.3, sync=True),
-            lease("U", 55.0, 71.4, lost=True),
-        ],
+        holdings=[lease("T", 31.0, 39.0), lease("S", 40.9, 41.3, sync=True), lease("U", 55.0, 71.4, lost=True)],
         shown=[
             shown("T", 31.1, 39.1),
             shown("S", 40.95, 41.4),

@@ -216,6 +216,21 @@ def site_in_form(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Cal
 
 
 @pytest.fixture
+def site_by_nkeys(site_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]:
+    def make(*users: str) -> Site:
+        found = tuple(map(parse_user, users))
+        config = configuration(Names(), found, nkeys=True)
+        assert "password:" not in config
+        for user in found:
+            own = KeyPair.new(KeyKind.USER)
+            monkeypatch.setenv(variable(user.name, nkey=True), own.public)
+            (tmp_path / f"{user.name}.nk").write_text(own.seed)
+        return site_of(config, nkey_folder=tmp_path)
+
+    return make
+
+
+@pytest.fixture
 def site(site_of) -> Site:
     """With the configuration that is shipped."""
     return site_of(SHIPPED.read_text())

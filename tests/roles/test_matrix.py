@@ -7,11 +7,8 @@ thief in each tenant's account, whom no lists limit either, shows what the accou
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nats
@@ -20,20 +17,13 @@ from nats.aio.client import Client as Connection
 
 from gangline.schemas.names import Names
 
+from ..support.scripts import script
 from .conftest import PASSWORD, Site
 
 pytestmark = pytest.mark.server
 
 
-def _pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pages", Path(__file__).resolve().parents[2] / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pages = _pages()
+pages = script("generate.py")
 EVERYBODY = (*pages.MATRIX_USERS, *pages.TENANTS)
 USERS = {user.name: user for user in pages.matrix_users()}
 THIEVES = {f"thief-{user.tenant}": user for user in USERS.values() if user.tenant}

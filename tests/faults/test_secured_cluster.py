@@ -55,13 +55,9 @@ USERS: Final = (*SERVICES, "operator", "router", SHOP, LAB)
 SPY: Final = "spy"
 """In the account of the lab, without any lists."""
 LAWS: Final = (
-    "L1 capacity",
-    "L3 at most once",
-    "may_have_started is honest",
-    "answers are right",
-    "L10 durable tasks",
+    "L1 capacity", "L3 at most once", "may_have_started is honest", "answers are right", "L10 durable tasks",
     "L7, L8 gangs",
-)
+)  # fmt: skip
 ANSWERS_S: Final = 15.0
 """Timeout of a plain request: the server that had it may have been killed."""
 LAST: Final = 1_000_000

@@ -116,14 +116,9 @@ class ForkServer:
             given.write(stdin)
             given.seek(0)
             process = self.start(
-                what,
-                environment=environment,
-                cwd=cwd,
-                stdin=given,
-                stdout=out,
-                stderr=err,
+                what, environment=environment, cwd=cwd, stdin=given, stdout=out, stderr=err,
                 forks_children=forks_children,
-            )
+            )  # fmt: skip
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired as error:

@@ -267,14 +267,9 @@ async def answered(bus: NatsBus, *subjects: str) -> list[str]:
 
 async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Site):
     foreign = (
-        "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
-        "$JS.API.STREAM.NAMES",
-        "$JS.API.CONSUMER.CREATE.GANGLINE_JOBS.x",
-        "gangline.worker.images.w1.drain",
-        "gangline.gang.list",
-        "$SRV.PING",
-        "gangline.sched.x",
-    )
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS", "$JS.API.STREAM.NAMES", "$JS.API.CONSUMER.CREATE.GANGLINE_JOBS.x",
+        "gangline.worker.images.w1.drain", "gangline.gang.list", "$SRV.PING", "gangline.sched.x",
+    )  # fmt: skip
     assert await answered(await tenants.bus("thief-shop"), *foreign) == []
 
 
@@ -638,13 +633,8 @@ async def test_what_a_worker_names_as_reply_subject_is_one_of_its_own_account(gp
 
 async def test_what_workers_do_not_import_does_not_exist_for_them(gpus: Site):
     foreign = (
-        "$JS.API.STREAM.NAMES",
-        "$JS.API.STREAM.PURGE.GANGLINE_TASKS",
-        "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.x",
-        "$KV.GANGLINE_LEDGER.leader",
-        "$KV.GANGLINE_LEDGER.alive.images.w3",
-        "gangline.task.images.double",
-        "gangline.call.images.double",
-        "gangline.gang.list",
-    )
+        "$JS.API.STREAM.NAMES", "$JS.API.STREAM.PURGE.GANGLINE_TASKS", "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.x",
+        "$KV.GANGLINE_LEDGER.leader", "$KV.GANGLINE_LEDGER.alive.images.w3", "gangline.task.images.double",
+        "gangline.call.images.double", "gangline.gang.list",
+    )  # fmt: skip
     assert await answered(await gpus.bus("thief-gpus"), *foreign) == []

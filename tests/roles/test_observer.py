@@ -119,17 +119,9 @@ async def test_every_command_that_reads_works_for_an_observer_and_shows_no_token
 
 
 ACTIONS = [
-    "call images.double [1]",
-    "submit images.double [1]",
-    "cancel LATER",
-    "drain images.w1",
-    "resize images.w1 9",
-    "gang rm GANG --force",
-    "route set images --to images=1",
-    "route rm pictures",
-    "dead replay DEAD",
-    "dead rm DEAD",
-]
+    "call images.double [1]", "submit images.double [1]", "cancel LATER", "drain images.w1", "resize images.w1 9",
+    "gang rm GANG --force", "route set images --to images=1", "route rm pictures", "dead replay DEAD", "dead rm DEAD",
+]  # fmt: skip
 
 
 async def test_the_server_refuses_every_command_that_acts(site_of):

@@ -42,6 +42,7 @@ from gangline.testing.kit.processes import Crew
 from gangline.testing.kit.records import FOLDER, NEVER, SentRequest, read
 
 from ..bus.conftest import collect
+from ..docker.plain import greeting
 from ..processes import ForkServer
 from ..roles.conftest import unlimited_user
 from ..waiting import PATIENCE_S, until, until_nobody_responds, until_somebody_responds
@@ -415,18 +416,6 @@ def verdicts(crew: Crew, load: Load, results: dict[str, tuple[str, Any]]) -> lis
     recorded = [sent for sent in history.requests if sent.ok]
     assert recorded
     return broken + [f"{sent.kind} {sent.id} was answered, and never ran" for sent in recorded if sent.id not in ended]
-
-
-async def greeting(port: int, context: ssl.SSLContext) -> str:
-    """What a server says to those who connect as another server, or why it says nothing."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            said = await reader.readline()
-            writer.close()
-    except (ssl.SSLError, ConnectionError) as error:
-        return repr(error)
-    return said.decode()
 
 
 async def nobody_else_gets_in(parties: Parties, folder: Path) -> None:

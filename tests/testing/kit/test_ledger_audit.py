@@ -62,9 +62,13 @@ class Book:
         if state in kinds:
             self.events.append(GangEvent(kind=kinds[state], gang=gang, generation=generation, size=2))
 
+    def members(self, generation: int = 1, *, gang: str = "g") -> None:
+        """Of both workers."""
+        for worker in ("w1", "w2"):
+            self.member(worker, generation, gang=gang)
+
     def form(self, generation: int = 1, gang: str = "g") -> None:
-        self.member("w1", generation, gang=gang)
-        self.member("w2", generation, gang=gang)
+        self.members(generation, gang=gang)
         self.gang(GangState.FORMED, "w1", "w2", generation=generation, gang=gang)
 
     def close(self, generation: int = 1, gang: str = "g") -> None:
@@ -155,16 +159,13 @@ def test_members_without_a_grant_are_seen(book: Book) -> None:
 
 
 def test_a_member_too_many_is_seen(book: Book) -> None:
-    book.member("w1")
-    book.member("w2")
+    book.members()
     book.gang(GangState.FORMED, "w1")
     assert len(book.audit.broken) == 1
 
 
 def test_a_partial_end_is_seen(book: Book) -> None:
-    book.member("w1")
-    book.member("w2")
-    book.gang(GangState.FORMED, "w1", "w2")
+    book.form()
     book.gang(GangState.TEARING_DOWN, "w1", "w2")
     book.end("w1")
     book.others()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from gangline.bus.port.bus import NoResponders, RequestTimeout
 
+Read = TypeVar("Read")
 PATIENCE_S: Final = 60.0
 """How long tests wait before a wait counts as a hang. Not a measure of speed: a busy machine may take most of it."""
 
@@ -38,6 +39,18 @@ async def until(
     except TimeoutError:
         said = what() if callable(what) else what
         raise TimeoutError(f"not within {within_s:g} s: {said or inspect.getsource(holds).strip()}") from None
+
+
+async def until_read(read: Callable[[], Awaitable[Read]], holds: Callable[[Read], object]) -> Read:
+    """Wait until `holds` is true of what is read, and return that."""
+    found: list[Read] = []
+
+    async def is_so() -> bool:
+        found[:] = [await read()]
+        return bool(holds(found[0]))
+
+    await until(is_so, lambda: f"{inspect.getsource(holds).strip()} of {found}")
+    return found[0]
 
 
 async def until_somebody_responds(ask: Callable[[], Awaitable[object]]) -> None:

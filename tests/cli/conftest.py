@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import Message
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import gangline
 
 from ..processes import ForkServer
@@ -98,11 +101,8 @@ class Running:
             return [match.group() for match in re.finditer(pattern, self.output, re.MULTILINE)]
 
         with self._news:
-            if (
-                not self._news.wait_for(lambda: len(found()) >= times or self._ended, PATIENCE_S)
-                or len(found()) < times
-            ):
-                raise AssertionError(f"no {pattern!r} ({times}) in:\n{self.output}")
+            self._news.wait_for(lambda: len(found()) >= times or self._ended, PATIENCE_S)
+            assert len(found()) >= times, f"no {pattern!r} ({times}) in:\n{self.output}"
         return found()[times - 1]
 
     def signal(self, number: signal.Signals) -> None:
@@ -122,16 +122,18 @@ class Running:
         assert self.process.stdout is not None
 
 
+def plain_environment() -> dict[str, str]:
+    """Without what would name a server or set something."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))}
+
+
 class Commands:
     """Starts `gangline` processes against one server and namespace, in one folder."""
 
     def __init__(self, forks: ForkServer, url: str, namespace: str, folder: Path) -> None:
         self._forks = forks
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))
-        }
         self.environment = {
-            **clean,
+            **plain_environment(),
             "NATS_URL": url,
             "GANGLINE_NAMESPACE": namespace,
             "GANGLINE_MAX_BYTES": "-1",
@@ -147,6 +149,12 @@ class Commands:
         """Start a process that keeps running."""
         running = Running(self._forks, arguments, {**self.environment, **environment}, self.folder)
         self._running.append(running)
+        return running
+
+    def started(self, *arguments: str, **environment: str) -> Running:
+        """Start a worker, a coordinator, a dispatcher or a gateway; it says when it has started."""
+        running = self.start(*arguments, **environment)
+        running.await_output(rf"{arguments[0]}\.started")
         return running
 
     def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -239,19 +247,20 @@ def commands(forks: ForkServer, nats_url: str, namespace: str, tmp_path: Path) -
     made.close()
 
 
+async def request(url: str, subject: str, body: bytes = b"", **headers: str) -> Message:
+    """A request over a connection of its own, as any NATS client sends it."""
+    bus = await connect(ConnectionSettings.from_url(url), name="test")
+    try:
+        return await bus.request(subject, body, timeout_s=PATIENCE_S, headers=headers or None)
+    finally:
+        await bus.close()
+
+
 @pytest.fixture
 def publish_raw(nats_url: str, namespace: str) -> Callable[[str, bytes], int]:
     """Publish a task without headers, as any NATS client can; returns its sequence in the stream."""
 
-    async def publish(target: str, body: bytes) -> int:
-        from gangline.bus.nats_bus import connect
-        from gangline.bus.settings.connection import ConnectionSettings
+    def publish(target: str, body: bytes) -> int:
+        return int(json.loads(asyncio.run(request(nats_url, f"{namespace}.task.{target}", body)).data)["seq"])
 
-        bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
-        try:
-            answer = await bus.request(f"{namespace}.task.{target}", body, timeout_s=PATIENCE_S)
-        finally:
-            await bus.close()
-        return int(json.loads(answer.data)["seq"])
-
-    return lambda target, body: asyncio.run(publish(target, body))
+    return publish

@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 @pytest.fixture
 def worker(commands):
-    running = commands.start("worker", "words:pool", "--id", "w1")
-    running.await_output(r"worker\.started")
-    return running
+    return commands.started("worker", "words:pool", "--id", "w1")
 
 
 def test_arguments_go_in_and_results_come_out_as_text_or_json(commands, worker):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -16,12 +15,11 @@ from gangline.cli.demo.pools import expectations, library_files
 from gangline.schemas.names import Names
 
 from ..waiting import PATIENCE_S
-from .conftest import wait_gone
+from .conftest import plain_environment, wait_gone
 
 
 def environment(folder: Path) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))}
-    return {**clean, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
+    return {**plain_environment(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
 
 
 def assert_ok(done: subprocess.CompletedProcess[str], files: int, folder: Path) -> None:

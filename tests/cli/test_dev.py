@@ -14,26 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import NoResponders
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 
 from ..waiting import PATIENCE_S
-from .conftest import alive, wait_gone
+from .conftest import alive, request, wait_gone
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 
-async def request(url, namespace, target, body, **fields):
-    bus = await connect(ConnectionSettings(urls=(url,)), name="test")
-    try:
-        return await bus.request(
-            Names(namespace).call(*target.split(".")), body, timeout_s=PATIENCE_S, headers=fields or None
-        )
-    finally:
-        await bus.close()
+def call(url, namespace, target, body):
+    return request(url, Names(namespace).call(*target.split(".")), body)
 
 
 @pytest.fixture
@@ -70,7 +62,7 @@ async def test_dev_serves_calls_and_plain_requests_and_prints_lines_to_paste(com
     assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
     assert commands.run("call", "--gateway", "words.shout", '["a"]').stdout == "A\n"
     assert commands.run("call", "--gateway", "--stream", "words.each", '["a b"]').stdout == '"a"\n"b"\n'
-    answer = await request(dev.url, "gangline", "words.count", b'{"text": "a b"}')
+    answer = await call(dev.url, "gangline", "words.count", b'{"text": "a b"}')
     assert answer.data == b"2"
 
 
@@ -211,14 +203,12 @@ def test_a_gateway_does_not_start_on_a_server_without_jetstream(commands):
 
 
 async def test_a_gateway_answers_plain_requests_with_results_and_errors(commands, nats_url, namespace):
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    gateway = commands.start("gateway")
-    worker.await_output(r"worker\.started")
-    gateway.await_output(r"gateway\.started")
-    answer = await request(nats_url, namespace, "words.shout", b'["a"]')
+    commands.started("worker", "words:pool", "--id", "w1")
+    gateway = commands.started("gateway")
+    answer = await call(nats_url, namespace, "words.shout", b'["a"]')
     assert answer.data == b'"A"'
     assert answer.headers[headers.WORKER] == "words.w1"
-    failed = await request(nats_url, namespace, "words.fail", b'["why"]')
+    failed = await call(nats_url, namespace, "words.fail", b'["why"]')
     assert failed.headers[headers.ERROR_CODE] == "500" and "why" in failed.headers[headers.ERROR]
     gateway.signal(signal.SIGTERM)
     assert gateway.wait() == 0
@@ -226,20 +216,18 @@ async def test_a_gateway_answers_plain_requests_with_results_and_errors(commands
 
 
 async def test_a_gateway_lets_calls_under_way_finish(commands, nats_url, namespace):
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    gateway = commands.start("gateway")
-    worker.await_output(r"worker\.started")
-    gateway.await_output(r"gateway\.started")
-    call = asyncio.ensure_future(request(nats_url, namespace, "words.hold", b'["go"]'))
+    commands.started("worker", "words:pool", "--id", "w1")
+    gateway = commands.started("gateway")
+    held = asyncio.ensure_future(call(nats_url, namespace, "words.hold", b'["go"]'))
     await asyncio.to_thread(commands.await_file, "began")
     gateway.signal(signal.SIGTERM)
     # By now it takes nothing new: once it has unsubscribed, a request finds nobody.
     with pytest.raises(NoResponders):
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                await request(nats_url, namespace, "words.count", b'["a"]')
+                await call(nats_url, namespace, "words.count", b'["a"]')
     (commands.folder / "go").touch()
-    assert (await call).data == b'"held"'
+    assert (await held).data == b'"held"'
     assert gateway.wait() == 0
 
 

@@ -16,17 +16,15 @@ pytestmark = [pytest.mark.server, pytest.mark.processes]
 @pytest.fixture
 def running(commands):
     """A dispatcher and a worker of four slots."""
-    dispatcher = commands.start("dispatcher")
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    worker.await_output(r"worker\.started")
-    dispatcher.await_output(r"dispatcher\.started")
+    dispatcher = commands.started("dispatcher")
+    worker = commands.started("worker", "words:pool", "--id", "w1")
     return dispatcher, worker
 
 
-def line(done):
-    """Of a command that failed: its exit code and its one line."""
-    assert done.stdout == "" and done.stderr.count("\n") == 1, (done.stdout, done.stderr)
-    return done.returncode, done.stderr.removeprefix("gangline: ").strip()
+def fails(done, code, *texts):
+    """The command failed with that exit code, and one line that has these texts."""
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done
+    assert all(text in done.stderr for text in texts), done.stderr
 
 
 # -- without a dispatcher -----------------------------------------------------------------------------------------
@@ -43,10 +41,8 @@ def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
     listed = commands.run("queue", "ls")
     assert "nobody" in listed.stdout and "start 'gangline dispatcher'" in listed.stderr
     assert "dispatcher nobody" in commands.run("queue", "show", "words").stdout
-    code, text = line(commands.run("result", job, "-t", "0"))
-    assert (code, "has not ended yet" in text) == (4, True)
-    code, text = line(commands.run("result", job, "-t", "0.2"))
-    assert (code, "did not end within 0.2 s" in text, "no dispatcher has the queue" in text) == (3, True, True)
+    fails(commands.run("result", job, "-t", "0"), 4, "has not ended yet")
+    fails(commands.run("result", job, "-t", "0.2"), 3, "did not end within 0.2 s", "no dispatcher has the queue")
     waiting = commands.start("result", job)
     waiting.await_output(rf"waits: {job} \(words.count\) is queued.*start one with 'gangline dispatcher'")
     commands.run("cancel", job)
@@ -67,10 +63,8 @@ def test_queues_and_jobs_are_watched(commands):
 def test_a_submitted_task_can_be_cancelled_once(commands):
     job = commands.run("submit", "words.count", '["a b"]').stdout.strip()
     assert commands.run("cancel", job).stdout == f"{job} is cancelled\n"
-    code, text = line(commands.run("cancel", job))
-    assert (code, "had already ended" in text) == (1, True)
-    code, text = line(commands.run("result", job))
-    assert (code, "was cancelled" in text) == (1, True)
+    fails(commands.run("cancel", job), 1, "had already ended")
+    fails(commands.run("result", job), 1, "was cancelled")
     assert commands.json("status", job)["state"] == "cancelled"
     [queue] = commands.json("queue", "ls")
     assert queue["depth"] == 1, "left for the next dispatcher, who stops it where it may run"
@@ -96,8 +90,7 @@ def test_a_cancellation_with_a_reason_is_recorded_and_says_how_it_went(commands)
 
 @pytest.mark.long
 def test_schedules_are_listed_paused_resumed_and_removed(commands):
-    dispatcher = commands.start("dispatcher")
-    dispatcher.await_output(r"dispatcher\.started")
+    commands.started("dispatcher")
     assert commands.run("schedules", "ls").stderr == "no schedules: 'gangline submit --cron' declares one\n"
     declare = ("submit", "words.count", '["a b"]', "--idempotency-key", "nightly", "--cron")
     id = commands.run(*declare, "0 3 * * *", "--time-zone", "Europe/Berlin").stdout.strip()
@@ -113,10 +106,9 @@ def test_schedules_are_listed_paused_resumed_and_removed(commands):
     assert resumed.stdout.startswith("nightly is resumed: next run 20")
     [show] = [commands.run("schedules", "show", id[:-8]).stdout]
     assert show.count("then ") == 2 and '["a b"]' in show
-    code, text = line(commands.run("result", id))
-    assert (code, "is a schedule" in text) == (2, True)
+    fails(commands.run("result", id), 2, "is a schedule")
     assert commands.run("schedules", "rm", "nightly").stdout == "nightly is removed\n"
-    assert line(commands.run("schedules", "rm", "nightly"))[0] == 1
+    fails(commands.run("schedules", "rm", "nightly"), 1)
 
 
 @pytest.mark.long
@@ -127,8 +119,8 @@ def test_removing_a_schedule_that_a_task_declares_says_that_it_comes_back(comman
         "@pool.task(cron='0 3 * * *')\n"
         "def tick() -> None: ...\n"
     )
-    commands.start("dispatcher").await_output(r"dispatcher\.started")
-    commands.start("worker", "ticking:pool").await_output(r"worker\.started")
+    commands.started("dispatcher")
+    commands.started("worker", "ticking:pool")
     until(lambda: commands.json("schedules", "ls"), "the dispatcher stores the schedule")
     assert "by the task (cron=)" in commands.run("schedules", "show", "tick").stdout
     assert commands.run("schedules", "pause", "tick").stdout == "tick is paused\n"
@@ -142,11 +134,8 @@ def test_removing_a_schedule_that_a_task_declares_says_that_it_comes_back(comman
 def test_schedules_are_shown_and_cancelled(commands):
     later = commands.run("submit", "words.count", '["a"]', "--delay", "1h", "--key", "k").stdout.strip()
     shown = commands.run("status", later).stdout
-    assert (
-        "state      scheduled" in shown
-        and "its time has not come" in shown
-        and re.search(r", in (1 h|59 min \d+ s)$", shown, re.M)
-    )
+    assert "state      scheduled" in shown and "its time has not come" in shown
+    assert re.search(r", in (1 h|59 min \d+ s)$", shown, re.M)
     assert "until" in commands.run("why", later).stdout
     nightly = commands.json("submit", "words.count", '["a"]', "--cron", "0 0 3 * * *")
     assert nightly["repeats"]
@@ -181,8 +170,7 @@ def test_mistakes_are_told_in_one_line(commands):
     ]
     for arguments, code, text in cases:
         with case(arguments, code, text):
-            found, told = line(commands.run(*arguments))
-            assert (found, text in told) == (code, True), told
+            fails(commands.run(*arguments), code, text)
 
 
 def test_nothing_to_show_is_told_on_stderr(commands):
@@ -261,12 +249,8 @@ def test_items_of_a_submitted_task_are_read_late(commands, running):
 def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
     options = ("--max-attempts", "2", "--backoff", "10ms")
     job = commands.run("submit", "words.fail", '["bad luck"]', *options).stdout.strip()
-    code, text = line(commands.run("result", job))
-    assert (code, "is a dead letter, failed after 2 attempts: words.fail raised ValueError: bad luck" in text) == (
-        1,
-        True,
-    ), text
-    assert f"gangline dead show {job}" in text
+    why = "is a dead letter, failed after 2 attempts: words.fail raised ValueError: bad luck"
+    fails(commands.run("result", job), 1, why, f"gangline dead show {job}")
     [letter] = commands.json("dead", "ls")
     assert (letter["job"], letter["reason"], letter["attempts"]) == (job, "failed", 2)
     table = commands.run("dead", "ls", "--endpoint", "words").stdout
@@ -281,8 +265,7 @@ def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
     assert commands.run("dead", "rm", short).stdout == f"{job} is removed\n"
     done = [record for record in commands.json("audit") if record["stage"] == "done"]
     assert [(record["action"], record["target"]) for record in done] == [("dead replay", job), ("dead rm", job)]
-    code, text = line(commands.run("dead", "rm", short))
-    assert (code, f"there is no dead letter of job '{short}'" in text) == (1, True), text
+    fails(commands.run("dead", "rm", short), 1, f"there is no dead letter of job '{short}'")
     assert commands.json("dead", "ls") == []
 
 
@@ -302,8 +285,7 @@ def test_a_dead_run_of_a_schedule_is_listed_replayed_and_removed_by_one_name(com
 
 def test_a_dispatcher_is_healthy_and_hands_over_when_it_is_told_to_end(commands, running):
     dispatcher, _ = running
-    second = commands.start("dispatcher", "--node", "other")
-    second.await_output(r"dispatcher\.started")
+    second = commands.started("dispatcher", "--node", "other")
     assert commands.run("health", "--node", "other").stdout.startswith("gangline-dispatcher")
     dispatcher.process.terminate()
     assert dispatcher.wait() == 0
@@ -312,8 +294,7 @@ def test_a_dispatcher_is_healthy_and_hands_over_when_it_is_told_to_end(commands,
 
 
 def test_options_of_the_dispatcher_are_checked(commands):
-    code, text = line(commands.run("dispatcher", "--max-attempts", "0"))
-    assert (code, "max_attempts" in text) == (2, True)
+    fails(commands.run("dispatcher", "--max-attempts", "0"), 2, "max_attempts")
 
 
 def test_the_result_of_a_raw_publish_is_found_by_its_sequence(commands, running, publish_raw):
@@ -329,8 +310,8 @@ def test_status_without_a_job_points_to_what_shows_the_whole_system(invoke):
 
 
 def test_a_task_that_is_dead_because_of_its_name_is_told_the_nearest_one(commands):
-    commands.start("dispatcher").await_output(r"dispatcher\.started")
-    commands.start("worker", "words:pool", "--id", "w1").await_output(r"worker\.started")
+    commands.started("dispatcher")
+    commands.started("worker", "words:pool", "--id", "w1")
     job = commands.json("submit", "words.coutn", '{"text": "a"}')["job"]
     until(lambda: commands.json("status", job)["state"] == "dead", "there is no such task")
     assert "did you mean 'count'? It has: count, shout" in commands.run("dead", "show", job).stdout

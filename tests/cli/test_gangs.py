@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import signal
@@ -139,8 +140,7 @@ def test_why_tells_which_gangs_and_leases_are_in_the_way(commands, running):
 
 @pytest.mark.long
 def test_a_task_is_submitted_to_a_set(commands, running):
-    dispatcher = commands.start("dispatcher")
-    dispatcher.await_output(r"dispatcher\.started")
+    commands.started("dispatcher")
     job = commands.run("submit", "llama.shout", '["loud"]').stdout.strip()
     (commands.folder / "set.yaml").write_text(SET)
     assert commands.run("gangset", "apply", "set.yaml").returncode == 0
@@ -210,14 +210,10 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
 
     until(lambda: formed() == 2, "two are not formed")
     assert re.search(r"llama +2/2 +2 +2 x 1 words +spread", commands.run("gangset", "ls").stdout)
-
-    def state():
-        return commands.json("gangset", "status", "llama")["state"]
-
-    until(lambda: state() == "steady", "it is not steady")
-    assert (
-        "llama is steady\n2 gangs wanted, 2 formed, 2 ready, 0 old" in commands.run("gangset", "status", "llama").stdout
-    )
+    state = functools.partial(commands.json, "gangset", "status", "llama")
+    until(lambda: state()["state"] == "steady", "it is not steady")
+    told = commands.run("gangset", "status", "llama").stdout
+    assert "llama is steady\n2 gangs wanted, 2 formed, 2 ready, 0 old" in told
     refused = commands.run("gangset", "rollback", "llama")
     assert (refused.returncode, "nothing to go back to" in refused.stderr) == (2, True)
     assert commands.json("gangset", "scale", "llama", "3") == {"name": "llama", "gangs": 3, "before": 2}
@@ -227,7 +223,7 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
     done = commands.run("gangset", "apply", "-", stdin=as_json)
     assert done.stdout.strip() == "llama changed: 1 gang of 2"
     until(lambda: len(commands.json("gangset", "ls")[0]["living"]) == 1, "did not shrink")
-    until(lambda: state() == "steady", "it is not rolled")
+    until(lambda: state()["state"] == "steady", "it is not rolled")
     assert commands.run("gangset", "rollback", "llama").stdout.strip() == "llama rolled back: 1 gang of 2"
     assert commands.json("gangset", "ls")[0]["gang"]["strategy"] == "spread"
     assert commands.run("gangset", "rm", "llama").stdout.strip() == "llama is removed"
@@ -290,10 +286,8 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
     }
     for arguments, (code, text) in cases.items():
         done = commands.run(*arguments)
-        assert (done.returncode, text in done.stderr, done.stderr.count("\n")) == (code, True, 1), (
-            arguments,
-            done.stderr,
-        )
+        with case(arguments, done.stderr):
+            assert (done.returncode, text in done.stderr, done.stderr.count("\n")) == (code, True, 1)
     held = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
     late = commands.run("gang", "acquire", "words", "1", "--deadline", "0.3")
     assert (late.returncode, "was not formed by its deadline" in late.stderr) == (3, True), late.stderr
@@ -302,8 +296,7 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
 
 def test_a_standby_takes_over_when_the_leader_is_ended(commands, running):
     leader, _ = running
-    standby = commands.start("coordinator")
-    standby.await_output(r"coordinator\.started")
+    standby = commands.started("coordinator")
     gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
     leader.signal(signal.SIGTERM)
     assert leader.wait() == 0
@@ -321,14 +314,13 @@ def test_health_sees_a_coordinator(commands):
 def test_shards_are_started_by_name_and_pools_and_no_pool_is_kept_twice(commands):
     coordinator = commands.start("coordinator", "--shard", "east", "--pools", "words, other")
     coordinator.await_output(r"coordinator\.leads")
-    commands.start("worker", "words:pool", "--id", "w1").await_output(r"worker\.started")
+    commands.started("worker", "words:pool", "--id", "w1")
     gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
     assert gang["state"] == "formed"
-    late = commands.run("coordinator", "--shard", "west", "--pools", "words")
-    assert (late.returncode, "shard east keeps other, words" in late.stderr) == (2, True), late.stderr
-    late = commands.run("coordinator")
-    assert (late.returncode, "shard east keeps other, words" in late.stderr) == (2, True), late.stderr
-    odd = commands.run("coordinator", "--shard", "west")
-    assert (odd.returncode, "at least one pool" in odd.stderr) == (2, True), odd.stderr
+    taken = "shard east keeps other, words"
+    cases = [(("--shard", "west", "--pools", "words"), taken), ((), taken), (("--shard", "west"), "at least one pool")]
+    for arguments, text in cases:
+        refused = commands.run("coordinator", *arguments)
+        assert (refused.returncode, text in refused.stderr) == (2, True), refused.stderr
     unkept = commands.run("gang", "acquire", "elsewhere", "1")
     assert "no coordinator keeps pool 'elsewhere'" in unkept.stderr

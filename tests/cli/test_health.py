@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 
 def test_a_worker_of_this_node_is_healthy_and_that_of_another_does_not_count(commands):
-    worker = commands.start("worker", "words:pool", "--id", "w1", "--node", "n1")
-    worker.await_output(r"worker\.started")
+    commands.started("worker", "words:pool", "--id", "w1", "--node", "n1")
     done = commands.run("health", "--node", "n1")
     assert (done.returncode, done.stdout) == (0, "gangline-worker words w1\n")
     done = commands.run("health", "--node", "n2", "--timeout", "0.3")
@@ -44,8 +43,7 @@ def test_a_frozen_worker_that_is_named_is_not_healthy_though_others_of_its_node_
 
 
 def test_a_gateway_is_healthy_on_the_node_that_it_names_or_else_on_its_host(commands):
-    gateway = commands.start("gateway", "--node", "n3")
-    gateway.await_output(r"gateway\.started")
+    commands.started("gateway", "--node", "n3")
     done = commands.run("health", "--node", "n3")
     assert (done.returncode, done.stdout) == (0, "gangline-gateway\n")
 
@@ -88,7 +86,7 @@ def test_a_worker_that_drains_is_live_and_not_ready(commands):
     worker = commands.start("worker", "words:pool", "--id", "w1", "--health-port", "0", "--drain-grace", "60")
     port = port_of(worker)
     worker.await_output(r"worker\.started")
-    commands.start("gateway").await_output(r"gateway\.started")
+    commands.started("gateway")
     commands.start("call", "words.hold")
     commands.await_file("began")
     assert commands.run("drain", "words.w1").returncode == 0

@@ -22,8 +22,7 @@ def kinds(commands, *options: str) -> list[str]:
 def test_what_processes_and_operators_did_is_shown(commands):
     coordinator = commands.start("coordinator")
     coordinator.await_output(r"coordinator\.leads")
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    worker.await_output(r"worker\.started")
+    commands.started("worker", "words:pool", "--id", "w1")
     assert commands.run("resize", "words.w1", "7", "--reason", "more load").returncode == 0
     expected = {"leader_elected", "worker_joined", "worker_resized", "action"}
     until(lambda: expected <= set(kinds(commands)), "all of it is recorded, a second later")
@@ -39,8 +38,7 @@ def test_what_processes_and_operators_did_is_shown(commands):
 
 def test_who_held_slots_at_a_time_is_a_table_of_holders_and_a_killed_worker_holds_nothing(commands):
     commands.start("coordinator").await_output(r"coordinator\.leads")
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    worker.await_output(r"worker\.started")
+    worker = commands.started("worker", "words:pool", "--id", "w1")
     acquired = commands.json("gang", "acquire", "words", "1", "--ttl", "600")
     until(lambda: "gang_formed" in kinds(commands), "it is recorded")
     shown = commands.run("history", "--held-at", "0s").stdout
@@ -69,8 +67,7 @@ def test_an_empty_history_is_an_empty_list_and_a_hint(commands):
 def test_no_history_is_written_if_it_is_switched_off(commands):
     commands.start("coordinator").await_output(r"coordinator\.leads")
     until(lambda: "leader_elected" in kinds(commands), "there is a history")
-    worker = commands.start("worker", "words:pool", "--id", "w1", GANGLINE_HISTORY="off")
-    worker.await_output(r"worker\.started")
+    worker = commands.started("worker", "words:pool", "--id", "w1", GANGLINE_HISTORY="off")
     assert commands.run("drain", "words.w1").returncode == 0
     assert worker.wait() == 0
     assert set(kinds(commands)) == {"leader_elected", "action"}

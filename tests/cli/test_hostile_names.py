@@ -45,11 +45,8 @@ def unsafe(text: str) -> set[str]:
 
 def test_each_control_and_each_change_of_direction_is_escaped_and_json_stays_the_same():
     codes = [
-        *range(0x300),
-        *range(0x600, 0x700),
-        *range(0x2000, 0x2100),
-        *range(0xD7F0, 0xE000),
-        *range(0xFE00, 0x10000),
+        *(*range(0x300), *range(0x600, 0x700), *range(0x2000, 0x2100)),
+        *(*range(0xD7F0, 0xE000), *range(0xFE00, 0x10000)),
     ]
     text = "".join(map(chr, [*codes, 0x1F600, *range(0xE0000, 0xE0080)]))
     left = unsafe(printable(text)) - set(map(chr, (*range(0x600, 0x606), 0x6DD)))  # signs of Arabic numbers are visible
@@ -99,14 +96,8 @@ def hostile_board() -> Board:
 
 def test_top_shows_them_plainly():
     board = hostile_board()
-    board.rows["waits"]["x"] = {
-        "kind": "gang",
-        "id": HOSTILE,
-        "owner": HOSTILE,
-        "count": 1,
-        "unit": "x",
-        "reasons": [HOSTILE],
-    }
+    waits = {"kind": "gang", "id": HOSTILE, "owner": HOSTILE, "count": 1, "unit": "x", "reasons": [HOSTILE]}
+    board.rows["waits"]["x"] = waits
     board.rows["system"]["old:x"] = {"kind": "old", "id": HOSTILE, "at": 1.0, "why": HOSTILE}
     (text,) = ["".join(printed(screen(board), 2000))]
     assert not unsafe(text) and text.count(SHOWN) >= 5
@@ -138,6 +129,12 @@ def test_nothing_prints_or_marks_up_past_it():
     assert not [each for each in found if not each.startswith(allowed)]
 
 
+SHOWING = (
+    "workers", "leases", "stats words.w1", "gang ls", "top --once", "history", "jobs ls", "dead ls", "queue ls",
+    "audit",
+)  # fmt: skip
+
+
 @pytest.mark.server
 @pytest.mark.processes
 async def test_commands_survive_hostile_names(commands, nats_url, namespace):
@@ -149,18 +146,7 @@ async def test_commands_survive_hostile_names(commands, nats_url, namespace):
     assert done.returncode == 1 and not unsafe(done.stderr)
     commands.run("submit", "words.fail", "--json", stdin=json.dumps({"why": HOSTILE}))
     await until(lambda: commands.json("leases"), "the lease is in the ledger")
-    for line in (
-        "workers",
-        "leases",
-        "stats words.w1",
-        "gang ls",
-        "top --once",
-        "history",
-        "jobs ls",
-        "dead ls",
-        "queue ls",
-        "audit",
-    ):
+    for line in SHOWING:
         for options in ([], ["--json"]):
             done = commands.run(*line.split(), *options)
             assert done.returncode == 0 and not unsafe(done.stdout + done.stderr), (line, options, done)

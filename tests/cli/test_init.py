@@ -40,8 +40,7 @@ def test_its_test_passes(project, forks):
 @pytest.mark.processes
 def test_its_pool_is_served_and_called_as_it_says(commands, project):
     commands.folder = project
-    worker = commands.start("worker", "images:pool")
-    worker.await_output(r"worker\.started")
+    commands.started("worker", "images:pool")
     assert commands.run("call", "images.count", "text=a b c").stdout == "3\n"
     assert commands.run("call", "images.slowly", "text=a b", "pause_s=0", "--stream").stdout == '"a"\n"b"\n'
 

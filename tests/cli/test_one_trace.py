@@ -57,8 +57,7 @@ def ancestors(span: Span, spans: list[Span]) -> list[bytes]:
 
 def test_caller_and_worker_share_a_trace_and_a_failure_is_marked_on_both(commands, collector):
     commands.environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{collector.server_port}"
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    worker.await_output(r"worker\.started")
+    worker = commands.started("worker", "words:pool", "--id", "w1")
     assert commands.run("call", "words.count", '["a b"]').stdout == "2\n"
     assert commands.run("call", "words.fail", '["why"]').returncode == 1
     worker.signal(signal.SIGTERM)

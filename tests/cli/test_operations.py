@@ -8,30 +8,22 @@ import signal
 import pytest
 
 from gangline.bus.embedded.cluster import free_ports
-from gangline.bus.nats_bus import connect
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.messages.operations import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
 from gangline.schemas.names import Names, Operation, WorkerId, public_id
 
-from ..waiting import PATIENCE_S, until
+from ..waiting import until
+from .conftest import request
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 
 def serve(commands, name="w1", *options):
-    worker = commands.start("worker", "words:pool", "--id", name, *options)
-    worker.await_output(r"worker\.started")
-    return worker
+    return commands.started("worker", "words:pool", "--id", name, *options)
 
 
-async def ask(nats_url, namespace, operation, request):
-    bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
-    try:
-        subject = Names(namespace).worker(WorkerId("words", "w1"), operation)
-        body = request.model_dump_json(exclude_none=True).encode()
-        return (await bus.request(subject, body, timeout_s=PATIENCE_S)).data
-    finally:
-        await bus.close()
+async def ask(nats_url, namespace, operation, asked):
+    subject = Names(namespace).worker(WorkerId("words", "w1"), operation)
+    return (await request(nats_url, subject, asked.model_dump_json(exclude_none=True).encode())).data
 
 
 async def reserve(nats_url, namespace, **fields):
@@ -156,13 +148,6 @@ async def test_a_draining_worker_honours_its_lease_and_a_second_signal_stops_it(
     assert commands.json("leases") == []
 
 
-def test_a_second_process_with_the_same_id_is_refused(commands):
-    serve(commands)
-    second = commands.start("worker", "words:pool", "--id", "w1")
-    assert second.wait() == 3
-    assert "gangline: " in second.output.splitlines()[-1] and "words.w1" in second.output
-
-
 def test_a_worker_that_is_not_there_is_exit_code_3(commands):
     for arguments in (["stats", "words.w9"], ["drain", "words.w9"], ["resize", "words.w9", "1"]):
         done = commands.run(*arguments)
@@ -216,8 +201,7 @@ def test_a_second_worker_with_a_living_id_ends_with_one_line_that_says_what_to_d
 
 def test_logs_are_json_lines_with_actions_when_asked_for(commands):
     # Without a history, about which a worker has something to say if it lives for more than a second.
-    worker = commands.start("worker", "words:pool", "--log-format", "json", GANGLINE_HISTORY="off")
-    worker.await_output(r"worker\.started")
+    worker = commands.started("worker", "words:pool", "--log-format", "json", GANGLINE_HISTORY="off")
     worker.signal(signal.SIGTERM)
     worker.wait()
     lines = [json.loads(line) for line in worker.output.splitlines()]

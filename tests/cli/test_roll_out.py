@@ -42,7 +42,7 @@ def test_a_task_that_ends_while_both_are_replaced_starts_once(commands):
     (commands.folder / "go").touch()
     commands.await_file("ended")
     commands.start("dispatcher")
-    commands.start("worker", "rolls:pool", "--id", "w2").await_output(r"worker\.started")
+    commands.started("worker", "rolls:pool", "--id", "w2")
     assert commands.run("result", job).stdout.strip() == "well"
     assert worker.wait() == 0, "it left once its task's end was stored"
     assert "worker.unstored" not in worker.output

@@ -19,8 +19,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ..support.rows import case
-from ..waiting import PATIENCE_S
-from .conftest import until
+from .conftest import request, until
 
 
 def change(*, replace: bool = False, before: RouteRecord | None = None, **given: Any) -> RouteRecord:
@@ -155,23 +154,14 @@ def test_routes_are_set_changed_listed_and_removed(commands: Any, put_raw: Calla
 def test_a_gateway_follows_routes_that_are_set_while_it_runs(
     commands: Any, put_raw: Callable[[str, bytes], None], nats_url: str, namespace: str
 ) -> None:
-    worker = commands.start("worker", "words:pool", "--id", "w1")
-    worker.await_output(r"worker\.started")
-    gateway = commands.start("gateway")
-    gateway.await_output(r"gateway\.started")
+    commands.started("worker", "words:pool", "--id", "w1")
+    gateway = commands.started("gateway")
 
     def answers(endpoint: str) -> bool:
         """Whether the gateway has an answer of a worker."""
 
-        async def ask() -> bytes:
-            bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
-            try:
-                subject = Names(namespace).call(endpoint, "count")
-                return (await bus.request(subject, b'{"text": "a b c"}', timeout_s=PATIENCE_S)).data
-            finally:
-                await bus.close()
-
-        return asyncio.run(ask()) == b"3"
+        answer = request(nats_url, Names(namespace).call(endpoint, "count"), b'{"text": "a b c"}')
+        return asyncio.run(answer).data == b"3"
 
     assert not answers("texts")
     assert commands.run("route", "set", "texts", "--to", "words=1").stderr == ""

@@ -30,28 +30,30 @@ async def test_the_first_signal_and_the_others_are_told_apart_and_handlers_are_t
     assert signal.getsignal(signal.SIGTERM) in (before, signal.SIG_DFL)
 
 
-async def test_a_child_that_does_not_heed_sigterm_is_killed():
+@pytest.fixture
+async def stubborn() -> asyncio.subprocess.Process:
+    """A child that does not heed SIGTERM."""
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     await process.stdout.readline()
-    assert await ended(process, 0.05) is None
-    await end(process, 0.05)
-    assert process.returncode == -signal.SIGKILL
-    await end(process, 0.05)
+    return process
 
 
-async def test_a_cancelled_wait_kills_the_child_instead_of_leaving_it():
-    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    await process.stdout.readline()
-    waiting = asyncio.ensure_future(end(process, 60))
+async def test_a_child_that_does_not_heed_sigterm_is_killed(stubborn):
+    assert await ended(stubborn, 0.05) is None
+    await end(stubborn, 0.05)
+    assert stubborn.returncode == -signal.SIGKILL
+    await end(stubborn, 0.05)
+
+
+async def test_a_cancelled_wait_kills_the_child_instead_of_leaving_it(stubborn):
+    waiting = asyncio.ensure_future(end(stubborn, 60))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await process.wait() == -signal.SIGKILL
+    assert await stubborn.wait() == -signal.SIGKILL
 
 
 async def test_only_a_tied_child_looks_after_its_parent(monkeypatch):

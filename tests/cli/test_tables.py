@@ -184,15 +184,8 @@ def test_history_says_in_words_how_jobs_ended():
     ]
     for kind, facts, whom, how in cases:
         with case(kind, facts, whom, how):
-            fields = {
-                "pool": "w",
-                "worker": "w1",
-                "job": "w.j",
-                "endpoint": "w",
-                "method": "count",
-                "since": NOW - 5,
-                **facts,
-            }
+            usual = {"pool": "w", "worker": "w1", "job": "w.j", "endpoint": "w", "method": "count", "since": NOW - 5}
+            fields = usual | facts
             [(_, what, shown, told, _)] = history_table([HistoryRecord(kind=kind, at=NOW, **fields)]).rows
             assert (what, shown, told) == (kind.replace("_", " "), whom, how)
 

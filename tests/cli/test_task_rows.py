@@ -31,11 +31,7 @@ def test_each_declaration_is_one_row_with_its_options():
     rows = tasks_of([row("w1", old), row("w2", old), row("w3", new)])
     assert [(each.method, each.workers, each.options) for each in rows] == [
         ("plain", 3, ""),
-        (
-            "work",
-            2,
-            "idempotent max_attempts=3 backoff_s=0.5 retry_on=OSError,Flaky cron='0 3 * * *'",
-        ),
+        ("work", 2, "idempotent max_attempts=3 backoff_s=0.5 retry_on=OSError,Flaky cron='0 3 * * *'"),
         ("work", 1, "retry_on=nothing no_retry_on=ValueError max_running=2"),
     ]
     told = rows[2].to_json()

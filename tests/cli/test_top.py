@@ -160,8 +160,7 @@ def test_a_queue_in_which_one_task_waits_is_said_so():
 @pytest.mark.server
 @pytest.mark.processes
 def test_it_prints_once_for_people_and_for_programs(commands):
-    worker = commands.start("worker", "words:pool", "--id", "w1", "--slots", "3")
-    worker.await_output(r"worker\.started")
+    commands.started("worker", "words:pool", "--id", "w1", "--slots", "3")
     rows = commands.json("top", "--once")
     assert [row["worker"] for row in rows["workers"]] == ["w1"]
     assert rows["slots"][0]["total"] == 3 and rows["waits"] == []
@@ -197,10 +196,7 @@ async def test_keys_filter_inspect_and_drain_after_asking(monkeypatch):
 
 
 async def test_a_job_is_cancelled_after_asking_for_the_reason():
-    async with (
-        cluster(POOL, dispatcher=True) as client,
-        following(BoardFeed(client)) as feed,
-    ):
+    async with cluster(POOL, dispatcher=True) as client, following(BoardFeed(client)) as feed:
         app = Top(client, feed)
         async with app.run_test(size=SMALL) as pilot:
             running, kept = [await client.submit("train.wait") for _ in range(2)]

@@ -21,17 +21,9 @@ from gangline.schemas.names import Names, public_id
 from gangline.schemas.records.workers import Heartbeat, LeaseRecord, Registration
 
 LEASE = LeaseRecord(
-    pool="p",
-    worker="w",
-    epoch=1,
-    token="t",
-    slots=2,
-    fence=1,
-    single_use=False,
-    owner="me",
-    granted_at=1.0,
+    pool="p", worker="w", epoch=1, token="t", slots=2, fence=1, single_use=False, owner="me", granted_at=1.0,
     expires_at=2.0,
-)
+)  # fmt: skip
 
 
 class WatchedBoard:

@@ -6,50 +6,36 @@ import json
 
 import pytest
 
-from gangline.bus.nats_bus import connect
-from gangline.bus.settings.connection import ConnectionSettings
-from gangline.schemas.names import Names, public_id
+from gangline.schemas.names import Names, WorkerId, public_id
 from gangline.schemas.records.workers import LEASE_SLACK_S
 
-from ..waiting import PATIENCE_S
-from .conftest import until
+from .conftest import request, until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 
 def serve(commands, *names: str, node: str = "n1") -> None:
     for name in names:
-        worker = commands.start("worker", "words:pool", "--id", name, "--node", node)
-        worker.await_output(r"worker\.started")
+        commands.started("worker", "words:pool", "--id", name, "--node", node)
 
 
 async def ask(nats_url: str, subject: str, **body: object) -> dict[str, object]:
-    bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
-    try:
-        answer = await bus.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
-        found: dict[str, object] = json.loads(answer.data)
-        return found
-    finally:
-        await bus.close()
+    found: dict[str, object] = json.loads((await request(nats_url, subject, json.dumps(body).encode())).data)
+    return found
 
 
 async def test_when_a_gang_can_start_follows_from_the_leases_it_waits_for(commands, nats_url, namespace):
     commands.start("coordinator").await_output(r"coordinator\.leads")
     serve(commands, "w1")
-    worker, gangs = Names(namespace).worker, Names(namespace).gang
-    from gangline.schemas.names import WorkerId
-
-    reserve = worker(WorkerId("words", "w1"), "reserve")
+    gangs, reserve = Names(namespace).gang, Names(namespace).worker(WorkerId("words", "w1"), "reserve")
     short = await ask(nats_url, reserve, slots=2, ttl_s=300, owner="etl")
     await ask(nats_url, reserve, slots=1, ttl_s=900, owner="video")
     first = await ask(nats_url, gangs("acquire"), pool="words", size=3, wait=False, ttl_s=3600, priority=5)
     second = await ask(nats_url, gangs("acquire"), pool="words", size=4, wait=False, ttl_s=3600)
-
-    def known() -> bool:
-        found = commands.json("when", first["id"])
-        return found.get("no_later_than_s") is not None
-
-    until(known, "the coordinator knows the leases from the ledger")
+    until(
+        lambda: commands.json("when", first["id"]).get("no_later_than_s") is not None,
+        "the coordinator knows the leases from the ledger",
+    )
     found = commands.json("when", first["id"])
     assert found["place"] == 0 and 200 < found["no_later_than_s"] <= 300 + LEASE_SLACK_S
     (reason,) = found["because"]
@@ -68,7 +54,7 @@ async def test_when_a_gang_can_start_follows_from_the_leases_it_waits_for(comman
 
 
 def test_when_a_task_can_start_is_known_where_it_waits_for_time(commands):
-    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    commands.started("dispatcher")
     serve(commands, "w1")
     job = commands.json("submit", "words.count", '{"text": "a"}', "--delay", "1h")
     id = job["job"] if isinstance(job, dict) else job
@@ -99,9 +85,8 @@ def test_what_is_to_be_drained_is_named_in_one_way(invoke, arguments):
 
 @pytest.mark.long
 def test_when_a_task_behind_slots_can_start_follows_from_the_tasks_before_it_and_from_drains(commands):
-    commands.start("dispatcher").await_output(r"dispatcher\.started")
-    worker = commands.start("worker", "words:pool", "--id", "w1", "--slots", "1", "--drain-grace", "300")
-    worker.await_output(r"worker\.started")
+    commands.started("dispatcher")
+    commands.started("worker", "words:pool", "--id", "w1", "--slots", "1", "--drain-grace", "300")
 
     def submit(task: str, arguments: str) -> str:
         return str(commands.json("submit", task, arguments, "--timeout", "100", "--max-attempts", "1")["job"])
@@ -125,7 +110,7 @@ def test_when_a_task_behind_slots_can_start_follows_from_the_tasks_before_it_and
 
 @pytest.mark.long
 def test_when_a_task_behind_its_key_can_start_follows_from_the_older_one_of_the_key(commands):
-    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    commands.started("dispatcher")
     serve(commands, "w1")
 
     def submit(*more: str) -> str:

@@ -84,8 +84,7 @@ def test_one_process_serves_several_pools_until_all_have_left(two):
 @pytest.mark.server
 @pytest.mark.processes
 def test_a_pool_that_fails_to_start_ends_the_others_with_its_error(two):
-    holder = two.start("worker", "media:pool", "--id", "a")
-    holder.await_output(r"worker\.started")
+    two.started("worker", "media:pool", "--id", "a")
     running = two.start("worker", "words:pool", "media:pool", "--id", "a")
     assert running.wait() == 3
     assert "media.a" in running.output and "is alive" in running.output

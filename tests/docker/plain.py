@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ..waiting import PATIENCE_S
+
 
 class NoAnswer(Exception):
     """Nobody listens, or nobody answered in time, or the server refused it or went away."""
@@ -62,6 +64,18 @@ async def request(port: int, identity: Identity, subject: str, body: bytes = b""
                 writer.close()
     except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
         raise NoAnswer(f"{subject} by port {port}: {type(error).__name__} {error}") from error
+
+
+async def greeting(port: int, context: ssl.SSLContext) -> str:
+    """What a server says to those who connect as another server, or why it says nothing."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            said = await reader.readline()
+            writer.close()
+    except (ssl.SSLError, ConnectionError) as error:
+        return repr(error)
+    return said.decode()
 
 
 async def _ask(

@@ -25,9 +25,9 @@ from gangline.bus.embedded.server import find_server
 from gangline.bus.settings.connection import ConnectionSettings
 
 from ..processes import ForkServer
-from ..waiting import PATIENCE_S, until
+from ..waiting import until
 from .conftest import ROOT, make_secrets
-from .plain import Identity, NoAnswer, request
+from .plain import Identity, NoAnswer, greeting, request
 
 SERVERS: Final = ("nats-1", "nats-2", "nats-3")
 ROLES: Final = {
@@ -46,9 +46,7 @@ def composition(secrets: Path) -> dict[str, Any]:
     """compose.yaml with its variables replaced."""
     given = {"GANGLINE_SECRETS": str(secrets)}
     text = re.sub(
-        r"\$\{(\w+):-([^}]*)\}",
-        lambda found: given.get(found[1], found[2]),
-        (ROOT / "compose.yaml").read_text(),
+        r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1], found[2]), (ROOT / "compose.yaml").read_text()
     )
     composed: dict[str, Any] = yaml.safe_load(text)
     return composed
@@ -254,21 +252,9 @@ async def test_only_who_has_the_servers_certificate_joins_the_cluster(containers
     # Later than "Server is ready", which is about clients.
     await until(lambda: "Listening for route connections" in containers.log("nats-1"), lambda: containers.log("nats-1"))
     stranger = ssl.create_default_context(cafile=containers.secrets / "ca.pem")
-    assert "SSL" in await _greeting(containers.route_port("nats-1"), stranger)
+    assert "SSL" in await greeting(containers.route_port("nats-1"), stranger)
     stranger.load_cert_chain(containers.secrets / "server.pem", containers.secrets / "server.key")
-    assert (await _greeting(containers.route_port("nats-1"), stranger)).startswith("INFO ")
-
-
-async def _greeting(port: int, context: ssl.SSLContext) -> str:
-    """What a server says to those who connect as another server, or why it says nothing."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            said = await reader.readline()
-            writer.close()
-    except (ssl.SSLError, ConnectionError) as error:
-        return repr(error)
-    return said.decode()
+    assert (await greeting(containers.route_port("nats-1"), stranger)).startswith("INFO ")
 
 
 async def _says(ask, text: str) -> bool:

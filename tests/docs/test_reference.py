@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,36 +13,19 @@ from gangline.coordinator.model import gang as states
 from gangline.dispatcher.durable.core import task as task_states
 from gangline.schemas import limits
 from gangline.schemas.errors.base import GanglineError, Unavailable
-from gangline.schemas.messages.operations import (
-    DispatchRequest,
-    DrainRequest,
-    ReleaseRequest,
-    RenewRequest,
-    Request,
-    ReserveRequest,
-    ResizeRequest,
-)
+from gangline.schemas.messages import operations as messages
 from gangline.schemas.names import Operation
 from gangline.schemas.records import workers as records
 from gangline.schemas.wire import frames, headers
 
 from ..support.rows import case
+from ..support.scripts import script
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()
 
 
-def _generator(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = _generator("generate")
-generate_sync = _generator("generate_sync")
+generate, generate_sync = (script(f"{name}.py") for name in ("generate", "generate_sync"))
 
 
 def test_the_drawing_of_a_gangs_states_is_up_to_date():
@@ -75,10 +56,7 @@ def test_the_servers_configuration_is_up_to_date():
 
 def test_every_error_has_a_meaning():
     rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
-    public = (
-        GanglineError.__module__,
-        "gangline.bus.port.bus",
-    )
+    public = (GanglineError.__module__, "gangline.bus.port.bus")
     classes = [cls for _, cls in generate._walk(GanglineError) if cls.__module__ in public]
     assert [cls for cls in classes if not any(f"`{cls.__name__}`" in row for row in rows)] == []
     bases = {"GanglineError", "InvalidRequest", "Unavailable"}
@@ -122,13 +100,13 @@ def test_the_protocol_names_every_reason():
     assert missing(*(f"`{reason}`" for reason in frames.Reason)) == []
 
 
-REQUESTS: dict[str, type[Request]] = {
-    "reserve": ReserveRequest,
-    "dispatch": DispatchRequest,
-    "renew": RenewRequest,
-    "release": ReleaseRequest,
-    "drain": DrainRequest,
-    "resize": ResizeRequest,
+REQUESTS: dict[str, type[messages.Request]] = {
+    "reserve": messages.ReserveRequest,
+    "dispatch": messages.DispatchRequest,
+    "renew": messages.RenewRequest,
+    "release": messages.ReleaseRequest,
+    "drain": messages.DrainRequest,
+    "resize": messages.ResizeRequest,
 }
 
 

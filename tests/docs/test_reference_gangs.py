@@ -9,48 +9,9 @@ from pydantic import BaseModel
 
 from gangline.cli.views.gangset_file import parse_sets
 from gangline.schemas.errors import base as errors
-from gangline.schemas.messages.gangs import (
-    AcquireRequest,
-    EndRequest,
-    FormReply,
-    FormRequest,
-    GangEvent,
-    GangEventKind,
-    GangListReply,
-    GangListRequest,
-    GangQuery,
-    GangReply,
-    GangWhyReply,
-    GetRequest,
-    HoldReply,
-    HoldRequest,
-    KeepReply,
-    KeepRequest,
-    MemberCause,
-    MemberReport,
-    OwnedRequest,
-    PingReply,
-    PingRequest,
-    ReportReply,
-    SeatRequest,
-    TeardownReply,
-    TeardownRequest,
-    UnholdRequest,
-)
+from gangline.schemas.messages import gangs as messages
 from gangline.schemas.names import GangOperation, Operation
-from gangline.schemas.records.gangs import (
-    Bundle,
-    GangRecord,
-    GangSetRecord,
-    GangState,
-    LeaderAlive,
-    LeaderRecord,
-    MemberRecord,
-    Part,
-    RestartPolicy,
-    Seat,
-    Strategy,
-)
+from gangline.schemas.records import gangs as records
 from gangline.telemetry.metrics import coordinator as coordinator_metrics
 
 from ..support.rows import case
@@ -63,30 +24,30 @@ WORKERS = PROTOCOL[PROTOCOL.index("## A gang at its workers") : PROTOCOL.index("
 KEYS = PROTOCOL[PROTOCOL.index("## Keys of the ledger") :]
 
 ASKED: dict[tuple[str, str], type[BaseModel]] = {
-    (OWNERS, GangOperation.ACQUIRE): AcquireRequest,
-    (OWNERS, GangOperation.RENEW): OwnedRequest,
-    (OWNERS, GangOperation.RELEASE): OwnedRequest,
-    (OWNERS, GangOperation.END): EndRequest,
-    (OWNERS, GangOperation.GET): GetRequest,
-    (OWNERS, GangOperation.LIST): GangListRequest,
-    (OWNERS, GangOperation.WHY): GangQuery,
-    (OWNERS, GangOperation.REPORT): MemberReport,
-    (WORKERS, Operation.HOLD): HoldRequest,
-    (WORKERS, Operation.UNHOLD): UnholdRequest,
-    (WORKERS, Operation.KEEP): KeepRequest,
-    (WORKERS, Operation.FORM): FormRequest,
-    (WORKERS, Operation.TEARDOWN): TeardownRequest,
-    (WORKERS, Operation.PING): PingRequest,
+    (OWNERS, GangOperation.ACQUIRE): messages.AcquireRequest,
+    (OWNERS, GangOperation.RENEW): messages.OwnedRequest,
+    (OWNERS, GangOperation.RELEASE): messages.OwnedRequest,
+    (OWNERS, GangOperation.END): messages.EndRequest,
+    (OWNERS, GangOperation.GET): messages.GetRequest,
+    (OWNERS, GangOperation.LIST): messages.GangListRequest,
+    (OWNERS, GangOperation.WHY): messages.GangQuery,
+    (OWNERS, GangOperation.REPORT): messages.MemberReport,
+    (WORKERS, Operation.HOLD): messages.HoldRequest,
+    (WORKERS, Operation.UNHOLD): messages.UnholdRequest,
+    (WORKERS, Operation.KEEP): messages.KeepRequest,
+    (WORKERS, Operation.FORM): messages.FormRequest,
+    (WORKERS, Operation.TEARDOWN): messages.TeardownRequest,
+    (WORKERS, Operation.PING): messages.PingRequest,
 }
 ANSWERED: dict[tuple[str, str], type[BaseModel]] = {
-    (OWNERS, GangOperation.LIST): GangListReply,
-    (OWNERS, GangOperation.WHY): GangWhyReply,
-    (OWNERS, GangOperation.REPORT): ReportReply,
-    (WORKERS, Operation.HOLD): HoldReply,
-    (WORKERS, Operation.KEEP): KeepReply,
-    (WORKERS, Operation.FORM): FormReply,
-    (WORKERS, Operation.TEARDOWN): TeardownReply,
-    (WORKERS, Operation.PING): PingReply,
+    (OWNERS, GangOperation.LIST): messages.GangListReply,
+    (OWNERS, GangOperation.WHY): messages.GangWhyReply,
+    (OWNERS, GangOperation.REPORT): messages.ReportReply,
+    (WORKERS, Operation.HOLD): messages.HoldReply,
+    (WORKERS, Operation.KEEP): messages.KeepReply,
+    (WORKERS, Operation.FORM): messages.FormReply,
+    (WORKERS, Operation.TEARDOWN): messages.TeardownReply,
+    (WORKERS, Operation.PING): messages.PingReply,
 }
 
 
@@ -119,19 +80,19 @@ def test_every_field_of_an_answer_is_there():
 
 def test_the_choices_and_defaults_of_a_request_for_a_gang_are_there():
     asked = cells(OWNERS, "acquire")[2]
-    assert all(f"`{choice.value}`" in asked for choice in (*Strategy, *RestartPolicy))
+    assert all(f"`{choice.value}`" in asked for choice in (*records.Strategy, *records.RestartPolicy))
     for name, text in re.findall(r"`(\w+)` \(([\d.]+|true|false)\)", asked):
-        model = AcquireRequest if name in AcquireRequest.model_fields else Bundle
+        model = messages.AcquireRequest if name in messages.AcquireRequest.model_fields else records.Bundle
         field = {"size": "count"}.get(name, name)
         assert str(model.model_fields[field].default).lower().removesuffix(".0") == text, name
 
 
 def test_a_gang_and_its_seats_are_told_whole():
     told = [set(re.findall(r'"(\w+)"', found)) for found in re.findall(r"`(\{[^`]+\})`", OWNERS)]
-    assert set(GangReply.model_fields) in told
-    assert set(Seat.model_fields) in told
-    assert set(Part.model_fields) in told
-    assert [state for state in GangState if f"`{state.value}`" not in OWNERS] == []
+    assert set(messages.GangReply.model_fields) in told
+    assert set(records.Seat.model_fields) in told
+    assert set(records.Part.model_fields) in told
+    assert [state for state in records.GangState if f"`{state.value}`" not in OWNERS] == []
 
 
 def test_every_error_of_gangs_is_there():
@@ -144,23 +105,23 @@ def test_every_error_of_gangs_is_there():
 
 
 def test_every_event_is_there_with_all_its_fields():
-    assert [kind for kind in GangEventKind if f"| `{kind.value}` |" not in EVENTS] == []
+    assert [kind for kind in messages.GangEventKind if f"| `{kind.value}` |" not in EVENTS] == []
     (fields,) = re.findall(r"`(\{[^`]+\})`", EVENTS)
-    assert set(re.findall(r'"(\w+)"', fields)) == set(GangEvent.model_fields)
+    assert set(re.findall(r'"(\w+)"', fields)) == set(messages.GangEvent.model_fields)
 
 
 def test_every_cause_that_a_worker_reports_is_there():
-    assert [cause for cause in MemberCause if f"`{cause.value}`" not in WORKERS] == []
-    assert [name for name in SeatRequest.model_fields if f"`{name}`" not in cells(WORKERS, "hold")[2]] == []
+    assert [cause for cause in messages.MemberCause if f"`{cause.value}`" not in WORKERS] == []
+    assert [name for name in messages.SeatRequest.model_fields if f"`{name}`" not in cells(WORKERS, "hold")[2]] == []
 
 
 def test_every_field_of_a_record_is_there():
     cases = [
-        ("leader", LeaderRecord),
-        ("leader_alive", LeaderAlive),
-        ("gang.<gang>", GangRecord),
-        ("member.<pool>.<worker>.<gang>", MemberRecord),
-        ("gangset.<name>", GangSetRecord),
+        ("leader", records.LeaderRecord),
+        ("leader_alive", records.LeaderAlive),
+        ("gang.<gang>", records.GangRecord),
+        ("member.<pool>.<worker>.<gang>", records.MemberRecord),
+        ("gangset.<name>", records.GangSetRecord),
     ]
     for key, record in cases:
         with case(key, record):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import gangline
 import gangline.testing
 
+from ..support.scripts import script
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def site() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "docs" / "site.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+site = script("site.py")
 
 
 def test_every_page_has_a_place_in_the_navigation(tmp_path):
-    staged = {str(page.relative_to(tmp_path)) for page in site().stage(tmp_path)}
+    staged = {str(page.relative_to(tmp_path)) for page in site.stage(tmp_path)}
     in_order = set(re.findall(r"[\w/.-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert in_order - staged == set()
     # Reached by a link from the page that speaks of them.
@@ -32,7 +27,7 @@ def test_every_page_has_a_place_in_the_navigation(tmp_path):
 
 
 def test_links_to_files_outside_of_the_pages_lead_to_copies_of_them(tmp_path):
-    site().stage(tmp_path)
+    site.stage(tmp_path)
     permissions = (tmp_path / "how-to" / "permissions.md").read_text()
     assert "(../files/deploy/roles.conf)" in permissions
     assert (tmp_path / "files" / "deploy" / "roles.conf").read_text() == (ROOT / "deploy" / "roles.conf").read_text()
@@ -42,7 +37,7 @@ def test_links_to_files_outside_of_the_pages_lead_to_copies_of_them(tmp_path):
 def test_links_in_code_samples_stay_as_they_are(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python notest\n[a](b.md)\n```\n[c](https://d)\n")
-    assert site().rewrite(page) == ("```python\n[a](b.md)\n```\n[c](https://d)\n", [])
+    assert site.rewrite(page) == ("```python\n[a](b.md)\n```\n[c](https://d)\n", [])
 
 
 def test_every_public_name_is_on_exactly_one_page_of_the_python_api():

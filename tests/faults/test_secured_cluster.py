@@ -42,6 +42,7 @@ from gangline.testing.kit.processes import Crew
 from gangline.testing.kit.records import FOLDER, NEVER, SentRequest, read
 
 from ..bus.conftest import collect
+from ..docker.plain import greeting
 from ..processes import ForkServer
 from ..roles.conftest import unlimited_user
 from ..waiting import PATIENCE_S, until, until_nobody_responds, until_somebody_responds
@@ -55,13 +56,9 @@ USERS: Final = (*SERVICES, "operator", "router", SHOP, LAB)
 SPY: Final = "spy"
 """In the account of the lab, without any lists."""
 LAWS: Final = (
-    "L1 capacity",
-    "L3 at most once",
-    "may_have_started is honest",
-    "answers are right",
-    "L10 durable tasks",
+    "L1 capacity", "L3 at most once", "may_have_started is honest", "answers are right", "L10 durable tasks",
     "L7, L8 gangs",
-)
+)  # fmt: skip
 ANSWERS_S: Final = 15.0
 """Timeout of a plain request: the server that had it may have been killed."""
 LAST: Final = 1_000_000
@@ -419,18 +416,6 @@ def verdicts(crew: Crew, load: Load, results: dict[str, tuple[str, Any]]) -> lis
     recorded = [sent for sent in history.requests if sent.ok]
     assert recorded
     return broken + [f"{sent.kind} {sent.id} was answered, and never ran" for sent in recorded if sent.id not in ended]
-
-
-async def greeting(port: int, context: ssl.SSLContext) -> str:
-    """What a server says to those who connect as another server, or why it says nothing."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            said = await reader.readline()
-            writer.close()
-    except (ssl.SSLError, ConnectionError) as error:
-        return repr(error)
-    return said.decode()
 
 
 async def nobody_else_gets_in(parties: Parties, folder: Path) -> None:

@@ -76,14 +76,8 @@ reveal_type(gangline.Pool("words", slots=4).slots)
 def test_users_get_our_types(installed: Installed, tmp_path: Path):
     (tmp_path / "app.py").write_text(APP)
     command = (
-        installed("wheel").python,
-        "-m",
-        "mypy",
-        "--strict",
-        "--no-incremental",
-        "--follow-imports=silent",
-        "app.py",
-    )
+        installed("wheel").python, "-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent", "app.py",
+    )  # fmt: skip
     said = subprocess.run([str(part) for part in command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert 'Argument "slots" to "Pool" has incompatible type "str"; expected "int"' in said.stdout
     assert 'Revealed type is "int"' in said.stdout.replace("builtins.", "")

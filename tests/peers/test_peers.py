@@ -70,11 +70,7 @@ def test_results_are_compared_with_the_fastest_and_with_the_soonest_peer_that_ke
         cells={OURS.name: [cell(900, 1.0)], "arq": [cell(300, 2.0)]},
         missing={},
         versions={},
-        results={
-            OURS.name: [answers(800, 1.0)],
-            "arq, tuned": [answers(400, 8.0)],
-            "SAQ, tuned": [answers(200, 0.5)],
-        },
+        results={OURS.name: [answers(800, 1.0)], "arq, tuned": [answers(400, 8.0)], "SAQ, tuned": [answers(200, 0.5)]},
     )
     assert (found.best_results, found.soonest_results) == ("arq, tuned", "SAQ, tuned")
     *_, rates, times = found.figures()

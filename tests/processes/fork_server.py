@@ -34,21 +34,11 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 PRELOADED = (
-    "click",
-    "gangline.cli.console.children",
-    "rich.console",
-    "rich.live",
-    "rich.table",
-    "gangline.bus.embedded.server",
-    "gangline.bus.nats_bus",
-    "gangline.coordinator.service",
-    "gangline.dispatcher.client.client",
-    "gangline.dispatcher.durable.service",
-    "gangline.dispatcher.gateway.gateway",
-    "gangline.telemetry.setup",
-    "gangline.worker.service",
-    "uvloop",
-)
+    "click", "gangline.cli.console.children", "rich.console", "rich.live", "rich.table",
+    "gangline.bus.embedded.server", "gangline.bus.nats_bus", "gangline.coordinator.service",
+    "gangline.dispatcher.client.client", "gangline.dispatcher.durable.service", "gangline.dispatcher.gateway.gateway",
+    "gangline.telemetry.setup", "gangline.worker.service", "uvloop",
+)  # fmt: skip
 LENGTH_BYTES = 4
 PATIENT = "GANGLINE_TEST_PATIENT"
 """Environment variable: processes that have it are patient, and so are those that they start."""

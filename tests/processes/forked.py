@@ -88,11 +88,7 @@ class ForkServer:
                 return default if given is None else given if isinstance(given, int) else given.fileno()
 
             out = descriptor(stdout, 1)
-            descriptors = [
-                descriptor(stdin, 0),
-                out,
-                out if stderr == subprocess.STDOUT else descriptor(stderr, 2),
-            ]
+            descriptors = [descriptor(stdin, 0), out, out if stderr == subprocess.STDOUT else descriptor(stderr, 2)]
             connection = self._connect()
             send(connection, request, descriptors)
         return ForkedProcess(connection, reading)
@@ -120,14 +116,9 @@ class ForkServer:
             given.write(stdin)
             given.seek(0)
             process = self.start(
-                what,
-                environment=environment,
-                cwd=cwd,
-                stdin=given,
-                stdout=out,
-                stderr=err,
+                what, environment=environment, cwd=cwd, stdin=given, stdout=out, stderr=err,
                 forks_children=forks_children,
-            )
+            )  # fmt: skip
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired as error:

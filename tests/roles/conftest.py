@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import creds_file, encode_jwt
-from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
+from gangline.schemas.permissions.nats_config import configuration, parse_limit, parse_user, variable
 from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.permissions.roles import INBOXES
 from gangline.worker.ledger.settings import WorkerSettings
@@ -60,12 +62,18 @@ def jwts(folder: Path, *users: str) -> str:
     return (folder / "resolver.conf").read_text()
 
 
-def unlimited_user(folder: Path, name: str, account: str = "GANGLINE") -> None:
+def unlimited_user(folder: Path, name: str, account: str) -> None:
     """Write credentials of a user of that account whom no lists limit."""
     signer, own = KeyPair((folder / "keys" / "accounts" / f"{account}.nk").read_text()), KeyPair.new(KeyKind.USER)
     limits = dict.fromkeys(("subs", "data", "payload"), -1)
     token = encode_jwt(own.public, name, signer, {"type": "user", "version": 2, **limits}, issued_at=int(time.time()))
     (folder / "creds" / f"{name}.creds").write_text(creds_file(token, own.seed))
+
+
+async def ask(bus: NatsBus, subject: str, headers: dict[str, str] | None = None, /, **body: Any) -> Any:
+    """A bare request in JSON, and its answer, which may be an error."""
+    data = json.dumps(body).encode()
+    return json.loads((await bus.request(subject, data, headers=headers, timeout_s=PATIENCE_S)).data)
 
 
 def violations(server: EmbeddedServer) -> list[str]:
@@ -95,6 +103,11 @@ class Site:
     def credentials(self, user: str) -> Path | None:
         """The file of a user by JWT."""
         return None if self._jwt_folder is None else self._jwt_folder / "creds" / f"{user}.creds"
+
+    @property
+    def named(self) -> list[str]:
+        """What quotas must say about the accounts of tenants."""
+        return [] if self._jwt_folder is None else (self._jwt_folder / "tenants").read_text().split()
 
     async def bus(self, user: str, **others: Any) -> NatsBus:
         file = self.credentials(user)
@@ -129,9 +142,7 @@ class Site:
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 
     async def dispatcher(self, *quotas: str, **settings: Any) -> Dispatcher:
-        if self._jwt_folder is not None:
-            quotas = (*quotas, *(self._jwt_folder / "tenants").read_text().split())
-        found = DispatcherSettings(quotas=parse_quotas(quotas), **settings)
+        found = DispatcherSettings(quotas=parse_quotas([*self.named, *quotas]), **settings)
         made = Dispatcher(await self.bus("dispatcher"), settings=found)
         return await self._stack.enter_async_context(made)
 
@@ -180,6 +191,43 @@ def serve(monkeypatch) -> Iterator[Callable[[str], EmbeddedServer]]:
 def site_of(serve, opened: AsyncExitStack) -> Callable[..., Site]:
     """A site on a server of that configuration; for users by JWT or nkey, with the folder that has their secrets."""
     return lambda config, jwt_folder=None, nkey_folder=None: Site(serve(config), opened, jwt_folder, nkey_folder)
+
+
+@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+def site_in_form(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Callable[..., Site]:
+    """A site with these users, in each form that `gangline roles` writes. `free` has the name of a user, by account,
+    whom no lists limit: it shows what the account alone keeps away."""
+
+    def make(*users: str, free: Mapping[str, str] = MappingProxyType({}), limits: Iterable[str] = ()) -> Site:
+        if request.param == "JWT":
+            config = jwts(tmp_path, *(f"--limit={limit}" for limit in limits), *users)
+            for account, name in free.items():
+                unlimited_user(tmp_path, name, account)
+            return site_of(config, tmp_path)
+        config = configuration(Names(), tuple(map(parse_user, users)), limits=map(parse_limit, limits))
+        for account, name in free.items():
+            before, start, after = config.partition(f"  {account} {{\n")
+            head, listed, tail = after.partition("    users: [\n")
+            assert start and listed
+            config = f"{before}{start}{head}{listed}      {{ user: {name}, password: {PASSWORD} }}\n{tail}"
+        return site_of(config)
+
+    return make
+
+
+@pytest.fixture
+def site_by_nkeys(site_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]:
+    def make(*users: str) -> Site:
+        found = tuple(map(parse_user, users))
+        config = configuration(Names(), found, nkeys=True)
+        assert "password:" not in config
+        for user in found:
+            own = KeyPair.new(KeyKind.USER)
+            monkeypatch.setenv(variable(user.name, nkey=True), own.public)
+            (tmp_path / f"{user.name}.nk").write_text(own.seed)
+        return site_of(config, nkey_folder=tmp_path)
+
+    return make
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -21,7 +20,7 @@ from gangline.schemas.permissions.nats_config import configuration, parse_limit,
 
 from ..support.rows import case
 from ..waiting import PATIENCE_S, until
-from .conftest import PASSWORD, SERVERS, Site, jwts
+from .conftest import PASSWORD, SERVERS, Site
 
 MEMORY_FULL = "resource limits exceeded for account"
 USERS = (*SERVERS, "web@shop=producer:images", "batch@lab=producer:images")
@@ -31,12 +30,9 @@ def limited(*limits: str) -> str:
     return configuration(Names(), tuple(map(parse_user, USERS)), limits=map(parse_limit, limits))
 
 
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-def limited_site(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Callable[..., Site]:
-    """A site with these limits, in each form that `gangline roles` writes."""
-    if request.param == "passwords":
-        return lambda *limits: site_of(limited(*limits))
-    return lambda *limits: site_of(jwts(tmp_path, *(f"--limit={limit}" for limit in limits), *USERS), tmp_path)
+@pytest.fixture
+def limited_site(site_in_form) -> Callable[..., Site]:
+    return lambda *limits: site_in_form(*USERS, limits=limits)
 
 
 class Refusals:

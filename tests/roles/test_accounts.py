@@ -15,12 +15,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import nkeys
 import pytest
 from click.testing import CliRunner
 
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import (
     BucketSettings,
     Message,
@@ -29,68 +27,39 @@ from gangline.bus.port.bus import (
     RequestTimeout,
     StorageUnavailable,
 )
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.bus.settings.keys import KeyKind, KeyPair
 from gangline.cli.app import gangline
-from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.calls.call import CallOptions
-from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import GanglineError, InvalidRequest, ServerUnreachable, TaskFailed, UnknownMethod
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import claims_in, claims_of, creds_file, encode_jwt
-from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
-from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-from gangline.worker.service import Worker
 
 from ..bus.conftest import collect
-from ..support.bus.identities import make_jwt, make_key
 from ..support.rows import case
-from ..waiting import PATIENCE_S, until
-from .conftest import NOWHERE, PASSWORD, SERVERS, Site, cut, jwts, unlimited_user
-from .pool import pool as images
+from ..waiting import PATIENCE_S, until, until_somebody_responds
+from .conftest import PASSWORD, SERVERS, Site, ask, cut, jwts
 
 pytestmark = pytest.mark.server
 
 
-class Tenants:
-    """Two tenants beside Gangline's own account. Each has a producer for one endpoint, and somebody whom no permissions
-    limit, to show what the account alone keeps away."""
-
-    USERS = (*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    @classmethod
-    def configuration(cls) -> str:
-        config = cut(*cls.USERS)
-        for tenant in ("shop", "lab"):
-            users = f"  {tenant} {{\n    users: [\n"
-            assert users in config
-            config = config.replace(users, f"{users}      {{ user: thief-{tenant}, password: {PASSWORD} }}\n")
-        return config
+DOUBLE = "gangline.call.images.double"
+TENANTS = (*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
+"""Two tenants beside Gangline's own account. Each has a producer for one endpoint."""
 
 
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-def tenants(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Tenants:
-    """In each form that `gangline roles` writes."""
-    if request.param == "passwords":
-        return Tenants(site_of(Tenants.configuration()))
-    config = jwts(tmp_path, *Tenants.USERS)
-    for tenant in ("shop", "lab"):
-        unlimited_user(tmp_path, f"thief-{tenant}", tenant)
-    return Tenants(site_of(config, tmp_path))
-
-
-async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Tenants):
-    site = tenants.site
+@pytest.fixture
+async def tenants(site_in_form) -> Site:
+    site: Site = site_in_form(*TENANTS, free={"shop": "thief-shop", "lab": "thief-lab"})
     await site.everything()
-    thief = await site.bus("thief-lab")  # imports calls to "video", and nothing of "images"
+    return site
+
+
+async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Site):
+    thief = await tenants.bus("thief-lab")  # imports calls to "video", and nothing of "images"
     for subject in (
         "gangline.call.images.double",
         "gangline.task.images.double",
@@ -100,37 +69,28 @@ async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Ten
     ):
         with pytest.raises(NoResponders):
             await thief.request(subject, b"[2]", timeout_s=PATIENCE_S)
-    web = await site.bus("web")
+    web = await tenants.bus("web")
     for subject in Names().both("gangline.call.images.double"):
         assert (await web.request(subject, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     stored = await web.request(
         "gangline.task.images.double", b"[2]", headers={"Gangline-Job": "images.j1"}, timeout_s=PATIENCE_S
     )
-    asked = {"jobs": ["images.j1"], "sequences": [json.loads(stored.data)["seq"]], "wait_s": 30}
-    told: list[Any] = []
-
-    async def wait() -> bool:
-        try:
-            answer = await web.request("gangline.queue.images.wait", json.dumps(asked).encode(), timeout_s=PATIENCE_S)
-        except NoResponders:
-            return False  # no dispatcher has taken the queue yet
-        told.extend(each["result"] for each in json.loads(answer.data)["results"])
-        return True
-
-    await until(wait)
-    assert told == [4]
+    asked: dict[str, Any] = {"jobs": ["images.j1"], "sequences": [json.loads(stored.data)["seq"]], "wait_s": 30}
+    # Until a dispatcher has taken the queue.
+    await until_somebody_responds(lambda: ask(web, "gangline.queue.images.stats"))
+    told = await ask(web, "gangline.queue.images.wait", **asked)
+    assert [each["result"] for each in told["results"]] == [4]
     with pytest.raises(NoResponders):
-        await thief.request("gangline.queue.images.wait", json.dumps(asked).encode(), timeout_s=PATIENCE_S)
-    assert await site.refused() == []
+        await ask(thief, "gangline.queue.images.wait", **asked)
+    assert await tenants.refused() == []
 
 
-@pytest.mark.parametrize("form", ["passwords", pytest.param("JWT", marks=pytest.mark.long)])
 async def test_a_tenant_that_submits_again_has_one_task_beside_that_of_another_tenant_with_its_key(
-    site_of, tmp_path: Path, form: str
+    site_in_form,
 ):
     """The server adds the tenant to the subject, so what is stored does not look like what was sent."""
     users = (*SERVERS, "web@shop=producer:images", "batch@lab=producer:images")
-    site: Site = site_of(jwts(tmp_path, *users), tmp_path) if form == "JWT" else site_of(cut(*users))
+    site: Site = site_in_form(*users)
     async with Dispatcher(await site.bus("dispatcher")):
         pass  # it has made the streams
     web, operator = await site.client("web"), await site.client("operator")
@@ -151,11 +111,10 @@ async def test_a_tenant_that_submits_again_has_one_task_beside_that_of_another_t
     assert await stored() == ["shop", "shop", "lab"]
 
 
-@pytest.mark.parametrize("form", ["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-async def test_an_idempotency_key_belongs_to_its_tenant_and_each_has_its_own_result(site_of, tmp_path: Path, form: str):
+async def test_an_idempotency_key_belongs_to_its_tenant_and_each_has_its_own_result(site_in_form):
     own = "own=producer:images"
     users = (*SERVERS, own, "web@shop=producer:images", "batch@lab=producer:images")
-    site: Site = site_of(jwts(tmp_path, *users), tmp_path) if form == "JWT" else site_of(cut(*users))
+    site: Site = site_in_form(*users)
     await site.everything()
     jobs: dict[str, str] = {}
     for number, user in enumerate(("own", "web", "batch"), 1):
@@ -237,10 +196,9 @@ def test_the_server_takes_answers_to_tenants_for_a_day(tmp_path: Path):
     assert services and {each["response_threshold"] for each in services} == {86_400 * 10**9}
 
 
-@pytest.mark.parametrize("form", ["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-async def test_coordinators_are_told_whose_connection_broke(site_of, tmp_path: Path, form: str):
+async def test_coordinators_are_told_whose_connection_broke(site_in_form):
     users = (*SERVERS, "w1@gpus=worker:images.w1")
-    site: Site = site_of(jwts(tmp_path, *users), tmp_path) if form == "JWT" else site_of(cut(*users))
+    site: Site = site_in_form(*users)
     coordinator, heard = await site.bus("coordinator"), collect()
     await coordinator.subscribe("$SYS.ACCOUNT.*.DISCONNECT", heard)
     await coordinator.flush()
@@ -266,15 +224,13 @@ ATTACKS = {
 }
 
 
-async def test_what_a_tenant_names_as_reply_subject_is_one_of_its_own_account(tenants: Tenants):
-    site = tenants.site
-    await site.everything()
-    operator, web = await site.client("operator"), await site.client("web")
+async def test_what_a_tenant_names_as_reply_subject_is_one_of_its_own_account(tenants: Site):
+    operator, web = await tenants.client("operator"), await tenants.client("web")
     kept = await web.submit("images.double", 1)
     assert await kept.result(PATIENCE_S) == 2
     ledger = await operator._bus.bucket(Names().ledger_bucket, BucketSettings(), make=False)
     leader = await ledger.get("leader")
-    thief, heard = await site.bus("thief-shop"), collect()
+    thief, heard = await tenants.bus("thief-shop"), collect()
     await operator._bus.subscribe("gangline.event.forged", heard)
     await operator._bus.flush()
     for attack, (asked, target) in ATTACKS.items():
@@ -287,8 +243,8 @@ async def test_what_a_tenant_names_as_reply_subject_is_one_of_its_own_account(te
             assert heard.items == []
             assert await ledger.get("gang.forged") is None and await ledger.get("leader") == leader
             for id in ("w1", "w2"):
-                stats = await operator._bus.request(f"gangline.worker.images.{id}.stats", b"{}", timeout_s=PATIENCE_S)
-                assert not json.loads(stats.data)["load"]["draining"]
+                stats = await ask(operator._bus, f"gangline.worker.images.{id}.stats")
+                assert not stats["load"]["draining"]
     assert await web.job(kept.id).result(PATIENCE_S) == 2
     assert await (await web.submit("images.double", 3)).result(PATIENCE_S) == 6
     async with operator.gang(pool="images", size=2) as gang:
@@ -309,18 +265,12 @@ async def answered(bus: NatsBus, *subjects: str) -> list[str]:
     return [subject for subject, answer in zip(subjects, found, strict=True) if answer]
 
 
-async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Tenants):
-    await tenants.site.everything()
+async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Site):
     foreign = (
-        "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
-        "$JS.API.STREAM.NAMES",
-        "$JS.API.CONSUMER.CREATE.GANGLINE_JOBS.x",
-        "gangline.worker.images.w1.drain",
-        "gangline.gang.list",
-        "$SRV.PING",
-        "gangline.sched.x",
-    )
-    assert await answered(await tenants.site.bus("thief-shop"), *foreign) == []
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS", "$JS.API.STREAM.NAMES", "$JS.API.CONSUMER.CREATE.GANGLINE_JOBS.x",
+        "gangline.worker.images.w1.drain", "gangline.gang.list", "$SRV.PING", "gangline.sched.x",
+    )  # fmt: skip
+    assert await answered(await tenants.bus("thief-shop"), *foreign) == []
 
 
 @pytest.mark.parametrize("text, why", [
@@ -334,33 +284,12 @@ def test_a_tenant_that_cannot_be_is_refused(text: str, why: str):
         cut("operator", text)
 
 
-async def test_users_may_have_nkeys_in_place_of_passwords(serve, tmp_path, monkeypatch):
-    users = (*SERVERS, "web@shop=producer:images")
-    config = configuration(Names(), tuple(map(parse_user, users)), nkeys=True)
-    assert "password:" not in config
-    files = {}
-    for name in (*SERVERS, "web"):
-        seed, public = make_key(nkeys.PREFIX_BYTE_USER)
-        monkeypatch.setenv(variable(name, nkey=True), public)
-        files[name] = tmp_path / f"{name}.nk"
-        files[name].write_bytes(seed)
-    server = serve(config)
-
-    async def bus(name: str):
-        settings = ConnectionSettings(urls=(server.url,), nkey_file=files[name], inbox_prefix=f"_INBOX.{name}")
-        return await connect_jetstream(settings, name=name)
-
-    leader, gateway, worker, web = [await bus(name) for name in ("coordinator", "gateway", "worker", "web")]
-    try:
-        async with (
-            Coordinator(bus=leader),
-            Gateway(gateway),
-            Worker(images, bus=worker, settings=WorkerSettings(id="w1")),
-        ):
-            assert (await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
-    finally:
-        for each in (leader, gateway, worker, web):
-            await each.close()
+async def test_users_may_have_nkeys_in_place_of_passwords(site_by_nkeys):
+    site: Site = site_by_nkeys(*SERVERS, "web@shop=producer:images")
+    await site.coordinator()
+    await site.gateway()
+    await site.worker("w1")
+    assert (await (await site.bus("web")).request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
 
 
 async def test_jwts_let_in_whom_they_name_with_what_the_roles_allow(site_of, tmp_path):
@@ -371,7 +300,7 @@ async def test_jwts_let_in_whom_they_name_with_what_the_roles_allow(site_of, tmp
     await site.worker("w1")
     await site.gateway()
     old = await site.bus("old")
-    assert (await old.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    assert (await old.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     before = {path: path.read_bytes() for path in (tmp_path / "creds").iterdir()}
     # Run again: one user may do something else, one is left out, one is new. The server goes on.
     jwts(tmp_path, *users[:3], "web@shop=producer:video", "new@shop=producer:images")
@@ -380,54 +309,12 @@ async def test_jwts_let_in_whom_they_name_with_what_the_roles_allow(site_of, tmp
     os.kill(site.server.pid, signal.SIGHUP)
     await asyncio.to_thread(site.server.await_log, "Reloaded server configuration")
     new, web = await site.bus("new"), await site.bus("web")
-    assert (await new.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    assert (await new.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     with pytest.raises(NotPermitted):
-        await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
+        await web.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)
     with pytest.raises(ServerUnreachable):
         await site.bus("old")
     await until(lambda: not old.connected)
-
-
-async def test_accounts_are_changed_while_the_servers_run_and_stay_after_a_restart(site_of, tmp_path):
-    users = ("operator", "gateway", "worker", "web@shop=producer:images", "old@lab=producer:images", "x@gone=producer")
-    keeps = ("--resolver", str(tmp_path / "kept by the server"))
-    jwts(tmp_path / "j", *keeps, *users)
-    site: Site = site_of(f'include "{"../" * 20}{tmp_path / "j" / "resolver.conf"}"', tmp_path / "j")
-    await site.worker("w1")
-    await site.gateway()
-    old, gone = await site.bus("old"), await site.bus("x")
-    assert (await old.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
-    changed = (*users[:3], "web@shop=producer:video", "new@shop=producer:images", "other@lab=producer:images")
-    push = ["roles", "--jwt", str(tmp_path / "j"), *keeps, "--push", site.server.url, *changed]
-    done = await asyncio.to_thread(CliRunner().invoke, gangline, push)
-    assert done.exit_code == 0, done.output
-    assert "the servers have 4 accounts; they have forgotten gone" in done.output
-
-    async def holds() -> None:
-        web, new, other = [await site.bus(user) for user in ("web", "new", "other")]
-        for bus in (new, other):
-            assert (await bus.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
-        with pytest.raises(NotPermitted):
-            await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
-        for left_out in ("old", "x"):
-            with pytest.raises(ServerUnreachable):
-                await site.bus(left_out)
-
-    await holds()
-    await until(lambda: not old.connected and not gone.connected)
-    # The file that the server was started with is older than what it keeps.
-    await asyncio.to_thread(site.server.restart)
-    again = await site.bus("new")
-
-    async def serves() -> bool:
-        try:
-            await again.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
-        except NoResponders:  # the gateway is not back yet
-            return False
-        return True
-
-    await until(serves)
-    await holds()
 
 
 class Pushed:
@@ -437,15 +324,44 @@ class Pushed:
         self.jwts = folder / "j"
         self._options = ("--resolver", str(folder / "kept by the server"))
         jwts(self.jwts, *self._options, *users)
+        self.configuration = f'include "{"../" * 20}{self.jwts / "resolver.conf"}"'
 
-    @property
-    def configuration(self) -> str:
-        return f'include "{"../" * 20}{self.jwts / "resolver.conf"}"'
-
-    async def push(self, site: Site, *users: str) -> None:
+    async def push(self, site: Site, *users: str) -> str:
         arguments = ["roles", "--jwt", str(self.jwts), *self._options, "--push", site.server.url, *users]
         done = await asyncio.to_thread(CliRunner().invoke, gangline, arguments)
         assert done.exit_code == 0, done.output
+        return done.output
+
+
+async def test_accounts_are_changed_while_the_servers_run_and_stay_after_a_restart(site_of, tmp_path):
+    users = ("operator", "gateway", "worker", "web@shop=producer:images", "old@lab=producer:images", "x@gone=producer")
+    accounts = Pushed(tmp_path, *users)
+    site: Site = site_of(accounts.configuration, accounts.jwts)
+    await site.worker("w1")
+    await site.gateway()
+    old, gone = await site.bus("old"), await site.bus("x")
+    assert (await old.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    changed = (*users[:3], "web@shop=producer:video", "new@shop=producer:images", "other@lab=producer:images")
+    assert "the servers have 4 accounts; they have forgotten gone" in await accounts.push(site, *changed)
+
+    async def holds() -> None:
+        web, new, other = [await site.bus(user) for user in ("web", "new", "other")]
+        for bus in (new, other):
+            assert (await bus.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+        with pytest.raises(NotPermitted):
+            await web.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)
+        for left_out in ("old", "x"):
+            with pytest.raises(ServerUnreachable):
+                await site.bus(left_out)
+
+    await holds()
+    await until(lambda: not old.connected and not gone.connected)
+    # The file that the server was started with is older than what it keeps.
+    await asyncio.to_thread(site.server.restart)
+    again = await site.bus("new")
+    # Until the gateway is back.
+    await until_somebody_responds(lambda: again.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S))
+    await holds()
 
 
 async def test_answers_on_their_way_arrive_while_a_tenant_comes_and_another_one_changes(site_of, tmp_path):
@@ -527,103 +443,63 @@ class Jwts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._operator = make_key(nkeys.PREFIX_BYTE_OPERATOR)
-        self._account = make_key(nkeys.PREFIX_BYTE_ACCOUNT)
-        self._keys: dict[Role, tuple[bytes, str]] = {}
+        self._operator = KeyPair.new(KeyKind.OPERATOR)
+        self._account = KeyPair.new(KeyKind.ACCOUNT)
+        self._keys: dict[Role, KeyPair] = {}
         self._scopes: list[dict[str, Any]] = []
+        (folder / "creds").mkdir()
 
     def scope(self, role: Role, allowed: Permissions) -> None:
-        seed, key = self._keys[role] = make_key(nkeys.PREFIX_BYTE_ACCOUNT)
-        template: dict[str, Any] = {
-            "subs": -1,
-            "data": -1,
-            "payload": -1,
-            "pub": {"allow": list(allowed.publish)},
-            "sub": {"allow": list(allowed.subscribe)},
-        }
-        self._scopes.append({"kind": "user_scope", "key": key, "role": role.value, "template": template})
+        key = self._keys[role] = KeyPair.new(KeyKind.ACCOUNT)
+        lists = {"pub": {"allow": list(allowed.publish)}, "sub": {"allow": list(allowed.subscribe)}}
+        template = dict.fromkeys(("subs", "data", "payload"), -1) | lists
+        self._scopes.append({"kind": "user_scope", "key": key.public, "role": role.value, "template": template})
 
     def config(self) -> str:
-        seed, operator = self._operator
         limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
         storage = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
-        about = {
-            "type": "account",
-            "version": 2,
-            "limits": {**limits, **storage, "wildcards": True},
-            "signing_keys": self._scopes,
-        }
-        account = make_jwt(self._account[1], "GANGLINE", seed, operator, about)
-        _, system = make_key(nkeys.PREFIX_BYTE_ACCOUNT)
         rest = {"type": "account", "version": 2, "limits": {**limits, "wildcards": True}}
-        sys_jwt = make_jwt(system, "SYS", seed, operator, rest)
-        root = make_jwt(operator, "O", seed, operator, {"type": "operator", "version": 2, "system_account": system})
-        return (
-            f"operator: {root}\nresolver: MEMORY\n"
-            f"resolver_preload: {{ {self._account[1]}: {account}, {system}: {sys_jwt} }}\n"
-        )
+        about = {**rest, "limits": {**limits, **storage, "wildcards": True}, "signing_keys": self._scopes}
+        account, system = self._account.public, KeyPair.new(KeyKind.ACCOUNT).public
+        preload = f"{account}: {self._jwt(account, 'GANGLINE', about)}, {system}: {self._jwt(system, 'SYS', rest)}"
+        root = self._jwt(self._operator.public, "O", {"type": "operator", "version": 2, "system_account": system})
+        return f"operator: {root}\nresolver: MEMORY\nresolver_preload: {{ {preload} }}\n"
 
-    def user(self, name: str, role: Role, *tags: str) -> Path:
-        seed, public = make_key(nkeys.PREFIX_BYTE_USER)
-        signing, issuer = self._keys[role]
-        about = {"type": "user", "version": 2, "issuer_account": self._account[1], "tags": list(tags)}
-        jwt = make_jwt(public, name, signing, issuer, about)
-        file = self._folder / f"{name}.creds"
-        file.write_text(
-            f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
-            f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
-        )
-        return file
+    def _jwt(self, subject: str, name: str, about: dict[str, Any], signer: KeyPair | None = None) -> str:
+        return encode_jwt(subject, name, signer or self._operator, about, issued_at=int(time.time()))
+
+    def user(self, name: str, role: Role, *tags: str) -> None:
+        own = KeyPair.new(KeyKind.USER)
+        about = {"type": "user", "version": 2, "issuer_account": self._account.public, "tags": list(tags)}
+        token = self._jwt(own.public, name, about, self._keys[role])
+        (self._folder / "creds" / f"{name}.creds").write_text(creds_file(token, own.seed))
 
 
-async def test_users_by_jwt_follow_the_template_of_their_role(serve, tmp_path):
+async def test_users_by_jwt_follow_the_template_of_their_role(site_of, tmp_path):
     jwts = Jwts(tmp_path)
     inbox = Permissions(subscribe=("_INBOX.{{name()}}.>",))
     jwts.scope(Role.WORKER, permissions(Role.WORKER, Names(), pool="{{tag(pool)}}", worker="{{name()}}") | inbox)
-    jwts.scope(Role.ROUTER, permissions(Role.ROUTER, Names()) | inbox)
-    jwts.scope(Role.COORDINATOR, permissions(Role.COORDINATOR, Names()) | inbox)
-    server = serve(jwts.config())
-
-    async def bus(name: str, file: Path):
-        settings = ConnectionSettings(urls=(server.url,), credentials_file=file, inbox_prefix=f"_INBOX.{name}")
-        return await connect_jetstream(settings, name=name)
-
-    first, router = (
-        await bus("w1", jwts.user("w1", Role.WORKER, "pool:images")),
-        await bus("r", jwts.user("r", Role.ROUTER)),
-    )
-    maker = await bus("c", jwts.user("c", Role.COORDINATOR))
-    await maker.bucket(Names().ledger_bucket, BucketSettings())
-    await maker.close()
-    try:
-        worker = Worker(images, bus=first, settings=WorkerSettings(id="w1"))
-        async with worker, Client(router, settings=NOWHERE) as client:
-            assert await client.call("images.double", 2) == 4
-        async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(NotPermitted, match=r"alive\.images\.w2"):
-                await Worker(images, bus=first, settings=WorkerSettings(id="w2")).start()
-    finally:
-        await first.close()
-        await router.close()
+    for role in (Role.ROUTER, Role.COORDINATOR):
+        jwts.scope(role, permissions(role, Names()) | inbox)
+        jwts.user(role.value, role)
+    jwts.user("w1", Role.WORKER, "pool:images")
+    site: Site = site_of(jwts.config(), tmp_path)
+    await (await site.bus("coordinator")).bucket(Names().ledger_bucket, BucketSettings())
+    site._ledger = True
+    await site.worker("w1", user="w1")
+    assert await (await site.client("router")).call("images.double", 2) == 4
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(NotPermitted, match=r"alive\.images\.w2"):
+            await site.worker("w2", user="w1")
 
 
 # -- Python clients of tenants ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["passwords", *(pytest.param(form, marks=pytest.mark.long) for form in ("nkeys", "JWT"))])
-async def programs(request: pytest.FixtureRequest, site_of, serve, tmp_path, monkeypatch) -> Site:
+@pytest.fixture
+async def programs(site_in_form) -> Site:
     """Two tenants, and a worker of each of their endpoints."""
-    users = (*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
-    if request.param == "passwords":
-        site: Site = site_of(cut(*users))
-    elif request.param == "JWT":
-        site = site_of(jwts(tmp_path, *users), tmp_path)
-    else:
-        keys = {user.name: make_key(nkeys.PREFIX_BYTE_USER) for user in map(parse_user, users)}
-        for name, (seed, public) in keys.items():
-            monkeypatch.setenv(variable(name, nkey=True), public)
-            (tmp_path / f"{name}.nk").write_bytes(seed)
-        site = site_of(configuration(Names(), tuple(map(parse_user, users)), nkeys=True), nkey_folder=tmp_path)
+    site: Site = site_in_form(*TENANTS)
     await site.coordinator()
     await site.worker("w1")
     await site.worker("v1", pool=VIDEO)
@@ -664,10 +540,7 @@ async def test_python_programs_of_tenants_call_stream_and_submit_to_their_own_en
 
 async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site):
     web, other = await programs.bus("web"), await programs.bus("other")
-    fields = {"Gangline-Stream": "3"}
-    first = json.loads(
-        (await web.request("gangline.call.images.count", b"[9]", headers=fields, timeout_s=PATIENCE_S)).data
-    )
+    first = await ask(web, "gangline.call.images.count", {"Gangline-Stream": "3"}, n=9)
     got = first["items"]
     for body in (b"", b'{"close": true}', b'{"after": 0}'):
         stolen = await other.request(first["next"], body, timeout_s=PATIENCE_S)
@@ -683,32 +556,13 @@ async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site)
 # -- workers in an account of their own -------------------------------------------------------------------------------
 
 
-class GpuAccount:
-    """Workers in an account of their own, with somebody there whom no permissions limit."""
-
-    USERS = (
-        *(user for user in SERVERS if user != "worker"),
-        *("w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2"),
-        *("web@shop=producer:images", "batch@shop=owner:images"),
-    )
-
-    @classmethod
-    def configuration(cls) -> str:
-        users = "  gpus {\n    users: [\n"
-        config = cut(*cls.USERS)
-        assert users in config
-        return config.replace(users, f"{users}      {{ user: thief-gpus, password: {PASSWORD} }}\n")
-
-
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-async def gpus(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
+@pytest.fixture
+async def gpus(site_in_form) -> Site:
     """Two workers there, and all servers in Gangline's own account."""
-    if request.param == "passwords":
-        site: Site = site_of(GpuAccount.configuration())
-    else:
-        config = jwts(tmp_path, *GpuAccount.USERS)
-        unlimited_user(tmp_path, "thief-gpus", "gpus")
-        site = site_of(config, tmp_path)
+    servers = (user for user in SERVERS if user != "worker")
+    workers = ("w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2")
+    tenants = ("web@shop=producer:images", "batch@shop=owner:images")
+    site: Site = site_in_form(*servers, *workers, *tenants, free={"gpus": "thief-gpus"})
     await site.coordinator()
     for id in ("w1", "w2"):
         await site.worker(id, user=id)
@@ -728,28 +582,25 @@ async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(gpus: S
         assert await lease.call("double", 3) == 6
     async with client.gang(pool="images", size=2) as gang:
         assert await gang.run("together") == [0, 1]
-    assert (await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    assert (await web.request(DOUBLE, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     producer = await gpus.client("web")
     told = await producer.options(events=True).submit("images.report")
     assert {type(event).__name__ async for event in told.events()} == {"JobEvent", "JobProgress"}
     large = await producer.submit("images.text", 900_000)
     assert len(await large.result(PATIENCE_S)) == 900_000
     for asker in (router, operator):
-        stats = await asker.request("gangline.worker.images.w1.reserve", b'{"slots": 1}', timeout_s=PATIENCE_S)
-        assert "token" in json.loads(stats.data)
+        assert "token" in await ask(asker, "gangline.worker.images.w1.reserve", slots=1)
     assert await gpus.refused() == []
 
 
 async def test_a_tenants_owner_cannot_dispatch_to_workers_of_another_account(gpus: Site):
     """The server passes on no request through two accounts. Should it do so one day, the page is to be changed."""
     batch = await gpus.bus("batch")
-    body = json.dumps({"pool": "images", "size": 2, "id": "mine", "owner_token": "s3cret"}).encode()
-    formed = json.loads((await batch.request("gangline.gang.acquire", body, timeout_s=PATIENCE_S)).data)
+    formed = await ask(batch, "gangline.gang.acquire", pool="images", size=2, id="mine", owner_token="s3cret")
     seat = formed["seats"][0]
-    run = json.dumps({"token": seat["token"], "method": "double", "arguments": [4]}).encode()
     worker = f"gangline.worker.images.{seat['worker']}.dispatch"
     with pytest.raises(NoResponders):
-        await batch.request(worker, run, timeout_s=PATIENCE_S)
+        await ask(batch, worker, token=seat["token"], method="double", arguments=[4])
 
 
 WORKER_ATTACKS = {
@@ -758,10 +609,7 @@ WORKER_ATTACKS = {
         "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
     ),
     "drain a worker by an answer": ("$JS.API.STREAM.INFO.KV_GANGLINE_LEDGER", "gangline.worker.images.w2.drain"),
-    "unseat the leader by an acknowledgement": (
-        "$KV.GANGLINE_LEDGER.lease.images.w1.x",
-        "$KV.GANGLINE_LEDGER.leader",
-    ),
+    "unseat the leader by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.leader"),
     "forge a gang by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.gang.forged"),
 }
 
@@ -779,20 +627,14 @@ async def test_what_a_worker_names_as_reply_subject_is_one_of_its_own_account(gp
             thief.publish(asked, b"{}", reply=aimed_at)
             await at_home.count(1)  # the answer came, and to nobody else
             assert await ledger.get("gang.forged") is None and await ledger.get("leader") == leader
-            stats = await client._bus.request("gangline.worker.images.w2.stats", b"{}", timeout_s=PATIENCE_S)
-            assert not json.loads(stats.data)["load"]["draining"]
+            assert not (await ask(client._bus, "gangline.worker.images.w2.stats"))["load"]["draining"]
     assert await (await client.submit("images.double", 3)).result(PATIENCE_S) == 6
 
 
 async def test_what_workers_do_not_import_does_not_exist_for_them(gpus: Site):
     foreign = (
-        "$JS.API.STREAM.NAMES",
-        "$JS.API.STREAM.PURGE.GANGLINE_TASKS",
-        "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.x",
-        "$KV.GANGLINE_LEDGER.leader",
-        "$KV.GANGLINE_LEDGER.alive.images.w3",
-        "gangline.task.images.double",
-        "gangline.call.images.double",
-        "gangline.gang.list",
-    )
+        "$JS.API.STREAM.NAMES", "$JS.API.STREAM.PURGE.GANGLINE_TASKS", "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.x",
+        "$KV.GANGLINE_LEDGER.leader", "$KV.GANGLINE_LEDGER.alive.images.w3", "gangline.task.images.double",
+        "gangline.call.images.double", "gangline.gang.list",
+    )  # fmt: skip
     assert await answered(await gpus.bus("thief-gpus"), *foreign) == []

@@ -23,8 +23,8 @@ from gangline.worker.service import Worker, WorkerState
 
 from ..bus.conftest import collect, happens
 from ..processes import ForkServer
-from ..waiting import PATIENCE_S, until
-from .conftest import PASSWORD, SERVERS, Site, cut
+from ..waiting import PATIENCE_S, until, until_read
+from .conftest import PASSWORD, SERVERS, Site, ask, cut
 from .pool import pool as images
 
 pytestmark = pytest.mark.server
@@ -49,13 +49,10 @@ async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site)
         assert await lease.call("double", 3) == 6
     async with router.gang(pool="images", size=2) as gang:
         assert await gang.run("together") == [0, 1]
-    body = b'{"slots": 1, "ttl_s": 600}'  # as other languages do it
-    granted = await router._bus.request("gangline.worker.images.w1.reserve", body, timeout_s=PATIENCE_S)
-    request = {"token": json.loads(granted.data)["token"], "method": "double", "arguments": [4]}
-    subject = "gangline.worker.images.w1.dispatch"
-    assert (await router._bus.request(subject, json.dumps(request).encode(), timeout_s=PATIENCE_S)).data == b"8"
-    listed = await router._bus.request("gangline.gang.list", b"{}", timeout_s=PATIENCE_S)
-    assert json.loads(listed.data)["missing"] == []
+    w1 = "gangline.worker.images.w1"
+    granted = await ask(router._bus, f"{w1}.reserve", slots=1, ttl_s=600)  # as other languages do it
+    assert await ask(router._bus, f"{w1}.dispatch", token=granted["token"], method="double", arguments=[4]) == 8
+    assert (await ask(router._bus, "gangline.gang.list"))["missing"] == []
     assert await site.refused() == []
 
 
@@ -92,21 +89,12 @@ async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_lett
     await producer._bus.request("gangline.task.images.double", b"[2]", timeout_s=PATIENCE_S, headers=delayed)
     assert await producer.job("late").result(PATIENCE_S) == 4
     key = "$KV.GANGLINE_RESULTS.result.late"
-    question = json.dumps({"last_by_subj": key}).encode()
-    found = await producer._bus.request("$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS", question, timeout_s=PATIENCE_S)
-    stored = json.loads(found.data)["message"]
+    get = "$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS"
+    stored = (await ask(producer._bus, get, last_by_subj=key))["message"]
     assert json.loads(base64.b64decode(stored["data"]))["result"] == 4
     await operator._bus.request("gangline.task.astray", b"", timeout_s=PATIENCE_S)
-
-    async def dead() -> bool:
-        return [letter.reason for letter in await operator.dead_letters()] == ["malformed"]
-
-    await until(dead)
-
-    async def given_up() -> bool:
-        return [queue.endpoint for queue in await producer.queues()] == ["images"]
-
-    await until(given_up)
+    await until_read(operator.dead_letters, lambda letters: [each.reason for each in letters] == ["malformed"])
+    await until_read(producer.queues, lambda queues: [each.endpoint for each in queues] == ["images"])
     assert await site.refused() == []
 
 
@@ -114,19 +102,11 @@ async def test_a_producer_cancels_and_asks_why(producing: Site):
     await producing.everything()
     producer = await producing.client("producer")
     failing = await producer.options(backoff_s=60, max_attempts=3).submit("images.fail")
-
-    async def waits() -> bool:
-        return (await failing.status()).state == "waiting"
-
-    await until(waits)
+    await until_read(failing.status, lambda status: status.state == "waiting")
     assert [obstacle.kind for obstacle in (await failing.why()).obstacles] == ["backoff"]
     assert await failing.cancel()
     running = await producer.submit("images.wait")
-
-    async def runs() -> bool:
-        return (await running.status()).state == "running"
-
-    await until(runs)
+    await until_read(running.status, lambda status: status.state == "running")
     assert await producer.job(running.id).cancel()
     assert await producing.refused() == []
 
@@ -137,11 +117,8 @@ async def test_an_operator_does_all_that_operators_do(site: Site):
     dead = await producer.options(max_attempts=1).submit("images.fail")
     with pytest.raises(JobDead):
         await dead.result(PATIENCE_S)
-
-    async def counted() -> bool:  # once the server has confirmed what the client may have read already
-        return [queue.dead for queue in await operator.queues()] == [1]
-
-    await until(counted)
+    # Once the server has confirmed what the client may have read already.
+    await until_read(operator.queues, lambda queues: [each.dead for each in queues] == [1])
     assert [letter.job for letter in await operator.dead_letters()] == [dead.id]
     with pytest.raises(JobDead):
         await (await operator.replay(dead.id)).result(PATIENCE_S)
@@ -188,12 +165,8 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
     operator, router = await site.client("operator"), await site.client("router")
     producer = await site.client("producer")
     await operator.set_route("pics", {"to": {"images": 1}})
-
-    async def routed() -> bool:
-        return "pics" in router.router.routes.known
-
     router.router.routes.start()
-    await until(routed)
+    await until(lambda: "pics" in router.router.routes.known)
     assert await router.call("pics.double", 2) == 4
     assert await (await producer.submit("pics.double", 3)).result(PATIENCE_S) == 6
     told = collect()
@@ -204,11 +177,7 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
     await operator.delete_route("pics")
     ledger = await operator.router.ledger()
     await ledger.put("gangset.pair", b'{"gangs": 1, "gang": {"pool": "images", "size": 2}}')
-
-    async def standing() -> bool:
-        return "pair" in router.router.sets.statistics()
-
-    await until(standing)
+    await until(lambda: "pair" in router.router.sets.statistics())
     assert await router.options(timeout_s=PATIENCE_S).call("pair.double", 4) == 8
     async with router.lease("pair") as lease:
         assert await lease.call("double", 5) == 10
@@ -237,8 +206,7 @@ async def test_coordinators_of_shards_speak_to_each_other(site: Site):
     async with router.gang(pool="images", size=1):
 
         async def all_listed() -> bool:
-            answer = await operator.request("gangline.gang.list", b"{}", timeout_s=PATIENCE_S)
-            listed = json.loads(answer.data)
+            listed = await ask(operator, "gangline.gang.list")
             assert len(listed["gangs"]) == 1
             return not listed["missing"]  # a shard that does not answer within a second is
 
@@ -321,10 +289,7 @@ async def test_each_role_writes_its_own_history_and_an_observer_reads_all_of_it(
         settings = WorkerSettings(id="w1", start_timeout_s=PATIENCE_S, history=history)
         async with Worker(images, bus=await site.bus("w1"), settings=settings):
             reader = HistoryReader(await site.bus("observer"), Names())
-
-            async def told() -> bool:
-                return {record.by.partition(".")[0] for record in await reader.records()} >= {"worker", "coordinator"}
-
-            await until(told)
+            both = {"worker", "coordinator"}
+            await until_read(reader.records, lambda found: {each.by.partition(".")[0] for each in found} >= both)
     assert "worker_left" in {record.kind.value for record in await reader.records()}
     assert await site.refused() == []

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.key_value.wire import stream_configuration
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted, Storage, StorageUnavailable
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import InvalidSettings, JobDead
@@ -54,8 +55,7 @@ async def test_a_producer_cannot_have_storage_answer_to_the_api_or_to_a_worker(s
     # Nor if it were allowed to ask: the stream does not answer such questions.
     operator.publish(DIRECT, b"", reply=target)
     await operator.flush()
-    state = json.loads((await operator.request("$JS.API.STREAM.INFO.GANGLINE_TASKS", timeout_s=PATIENCE_S)).data)
-    assert state["state"]["messages"] == 1
+    assert await _tasks(operator) == 1
     assert heard.items == []
     refused = await site.refused()
     assert len(refused) == 1
@@ -77,8 +77,7 @@ async def test_a_worker_cannot_have_its_own_record_sent_to_the_api_or_to_another
             operator.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
     await one.flush()
     await operator.flush()
-    names = json.loads((await operator.request("$JS.API.STREAM.NAMES", timeout_s=PATIENCE_S)).data)["streams"]
-    assert names == ["KV_GANGLINE_LEDGER"]
+    assert (await operator.api.call("STREAM.NAMES", what="look"))["streams"] == ["KV_GANGLINE_LEDGER"]
     # What comes is the answer of the API, which is no request of a worker.
     assert all(json.loads(message.data)["type"].startswith("io.nats.jetstream") for message in heard.items)
 
@@ -105,15 +104,22 @@ async def test_a_ledger_that_somebody_else_made_is_not_used(site: Site, evil, ca
             async with asyncio.timeout(PATIENCE_S):
                 await part()
     await site.dispatcher()
+    await until(
+        lambda: any(record.levelname == "ERROR" and re.search(what, record.message) for record in caplog.records)
+    )
 
-    async def told() -> bool:
-        return any(record.levelname == "ERROR" and re.search(what, record.message) for record in caplog.records)
 
-    await until(told)
+async def _tasks(operator: NatsBus) -> int:
+    return int((await operator.api.call("STREAM.INFO.GANGLINE_TASKS", what="count"))["state"]["messages"])
 
 
 async def _calls(site: Site) -> None:
     await (await site.client("router")).call("images.double", 1)
+
+
+def _warned_of(switch: str, caplog: pytest.LogCaptureFixture) -> None:
+    (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
+    assert switch in warning and "as an operator" in warning
 
 
 async def test_a_worker_does_not_make_the_ledger(site: Site):
@@ -144,9 +150,7 @@ async def test_an_old_bucket_is_brought_up_to_date_by_an_operator_and_others_say
     made = {**stream_configuration(name, BucketSettings(max_bytes=-1)), **old}
     await operator.api.call(f"STREAM.CREATE.KV_{name}", made, what="make the ledger")
     await (await site.bus("coordinator")).bucket(name, BucketSettings())
-    (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
-    assert "allow_rollup_hdrs" in warning
-    assert "as an operator" in warning
+    _warned_of("allow_rollup_hdrs", caplog)
     await (await site.bus("operator")).bucket(name, BucketSettings())
     found = (await operator.api.call(f"STREAM.INFO.KV_{name}", what="look"))["config"]
     assert not any(found.get(switch) for switch in old)
@@ -162,9 +166,7 @@ async def test_an_operator_gives_the_queues_of_an_earlier_version_a_start_among_
     assert [source.pop("opt_start_seq") for source in found["sources"]] == [1]
     await operator.api.call(f"STREAM.UPDATE.{tasks.name}", found, what="make it as it was")
     await TaskStreams(await site.bus("dispatcher"), NAMES, storage).tasks()
-    (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
-    assert "opt_start_seq" in warning
-    assert "as an operator" in warning
+    _warned_of("opt_start_seq", caplog)
     await TaskStreams(await site.bus("operator"), NAMES, storage).tasks()
     found = (await operator.api.call(f"STREAM.INFO.{tasks.name}", what="look"))["config"]
     assert [source["opt_start_seq"] for source in found["sources"]] == [2], "what was due before has been taken"
@@ -190,8 +192,7 @@ async def test_a_producer_of_one_endpoint_can_neither_clear_the_queue_nor_schedu
     for subject in ("gangline.sched.mine", "gangline.due.images.double"):
         with pytest.raises(NotPermitted):
             await billing.request(subject, b"[2]", headers=SCHEDULES[0], timeout_s=PATIENCE_S)
-    state = json.loads((await operator.request("$JS.API.STREAM.INFO.GANGLINE_TASKS", timeout_s=PATIENCE_S)).data)
-    assert state["state"]["messages"] == 1
+    assert await _tasks(operator) == 1
     assert len(await site.refused()) == 2
 
 
@@ -222,11 +223,7 @@ async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):
     assert await (await shop.options(delay_s=0.5).submit("images.double", 2)).result(PATIENCE_S) == 4
     cron = await shop.options(cron="@every 1s").submit("images.double", 3)
     schedules = await TaskStreams(await site.bus("operator"), NAMES).schedules()
-
-    async def scheduled() -> bool:
-        return await schedules.last(NAMES.schedule(cron.id)) is not None
-
-    await until(scheduled)
+    await until(lambda: schedules.last(NAMES.schedule(cron.id)))
     assert await (await site.client("operator")).job(cron.id).cancel()
     assert await site.refused() == []
 
@@ -281,11 +278,7 @@ async def test_an_acknowledgement_that_is_stored_as_anothers_record_neither_ends
     for key in ("$KV.GANGLINE_LEDGER.alive.images.w1", "$KV.GANGLINE_RESULTS.result.victim"):
         billing.publish("gangline.task.invoices.x", b"[]", reply=key)
     await heartbeats.until(forged)
-
-    async def stored() -> bool:
-        return await results.get("result.victim") is not None
-
-    await until(stored)
+    await until(lambda: results.get("result.victim"))
     await heartbeats.until(lambda entries: len(entries) > forged(entries))  # it wrote its heartbeat again
     await site.dispatcher()
     assert await alice.job("victim").result(PATIENCE_S) == 4

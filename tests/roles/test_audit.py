@@ -84,11 +84,10 @@ async def test_the_server_says_which_operator_cancelled_a_task_and_a_producer_re
             for entry in entries
         ]
 
-    async def running() -> bool:
-        return worker.statistics().load.running == 3
-
     first, second, third = [await billing.submit("images.wait") for _ in range(3)]
-    await until(running)  # a dispatcher has the queue: without one, only operators may cancel
+    await until(
+        lambda: worker.statistics().load.running == 3
+    )  # a dispatcher has the queue: without one, only operators may cancel
     await asyncio.to_thread(cancel, "alice", first.id, "--reason", "runs away")
     recorded = [("alice", "cancel", first.id, "runs away", stage) for stage in ("begun", "done")]
     assert await trail() == recorded

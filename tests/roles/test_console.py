@@ -12,7 +12,7 @@ from gangline.cli.console.options import ConnectionOptions
 from gangline.schemas.names import Names, Operation, WorkerId
 
 from ..console.conftest import ServedConsole
-from ..waiting import until
+from ..waiting import until, until_read
 from .conftest import PASSWORD, SERVERS, cut
 
 pytestmark = pytest.mark.server
@@ -36,24 +36,12 @@ async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys, capl
         assert {row["state"] for row in (await rows("workers")).values()} == {"serving"}
         client = await site.client("router")
         async with client.lease("images", slots=1):
-
-            async def leased():
-                return sum(slots["leased"] for slots in (await rows("slots")).values()) == 1
-
-            await until(leased)
-
-        async def ended():
-            return not await rows("leases")
-
-        await until(ended)
+            await until_read(lambda: rows("slots"), lambda found: sum(each["leased"] for each in found.values()) == 1)
+        await until_read(lambda: rows("leases"), lambda found: not found)
         assert (await visitor.get("/api/worker?name=images.w1")).json["worker"] == "w1"
         operator = await site.client("operator")
         await operator.drain("images.w2")
-
-        async def gone():
-            return "images.w2" not in await rows("workers")
-
-        await until(gone)
+        await until_read(lambda: rows("workers"), lambda found: "images.w2" not in found)
         for path in ("/api/jobs", "/api/schedules", "/api/dead", "/api/history"):
             answer = await visitor.get(path)
             assert answer.status == 200, (path, answer.body)

@@ -304,11 +304,7 @@ async def test_a_producer_cannot_cancel_what_the_server_still_holds_back(site: S
     producer = await site.client("producer")
     later = await producer.options(delay_s=3600).submit("images.double", 1)
     schedules = await TaskStreams(await site.bus("operator"), Names()).schedules()
-
-    async def scheduled() -> bool:
-        return await schedules.last(Names().schedule(later.id)) is not None
-
-    await until(scheduled)
+    await until(lambda: schedules.last(Names().schedule(later.id)))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(NotPermitted, match=r"STREAM\.PURGE|GANGLINE_RESULTS"):
             await later.cancel()
@@ -388,21 +384,14 @@ COMMANDS = {
 async def test_a_command_says_once_what_is_forbidden_and_which_role_may_do_it(site_of, forks: ForkServer):
     site = site_of(cut("shop=producer"))
     options = ["-s", site.server.url, "--user", "shop", "--password", PASSWORD, "--inbox-prefix", "_INBOX.shop"]
-    wrong = []
     for command, roles in COMMANDS.items():
         what = ["-m", "gangline.cli", *command.split(), *options]
         done = await asyncio.to_thread(forks.run, what, timeout=PATIENCE_S)
         told = done.stderr.splitlines()
         first = "gangline: the nats-server forbids this user to "
-        if (
-            done.returncode != 3
-            or done.stdout
-            or len(told) != 1
-            or not told[0].startswith(first)
-            or roles not in told[0]
-        ):
-            wrong.append(f"gangline {command}: {done}")
-    assert wrong == []
+        with case(command, done):
+            assert (done.returncode, done.stdout, len(told)) == (3, "", 1)
+            assert told[0].startswith(first) and roles in told[0]
 
 
 @pytest.mark.processes

@@ -7,11 +7,8 @@ thief in each tenant's account, whom no lists limit either, shows what the accou
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nats
@@ -20,20 +17,13 @@ from nats.aio.client import Client as Connection
 
 from gangline.schemas.names import Names
 
-from .conftest import PASSWORD, Site, cut, jwts, unlimited_user
+from ..support.scripts import script
+from .conftest import PASSWORD, Site
 
 pytestmark = pytest.mark.server
 
 
-def _pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pages", Path(__file__).resolve().parents[2] / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pages = _pages()
+pages = script("generate.py")
 EVERYBODY = (*pages.MATRIX_USERS, *pages.TENANTS)
 USERS = {user.name: user for user in pages.matrix_users()}
 THIEVES = {f"thief-{user.tenant}": user for user in USERS.values() if user.tenant}
@@ -41,25 +31,11 @@ THIEVES = {f"thief-{user.tenant}": user for user in USERS.values() if user.tenan
 FREE = {"GANGLINE": "spy"} | {user.tenant: thief for thief, user in THIEVES.items()}
 
 
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-def whole(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
-    """With all users of the matrix, and those whom nothing limits; in each form that `gangline roles` writes."""
-    if request.param == "passwords":
-        return site_of(configuration())
-    site = site_of(jwts(tmp_path, *EVERYBODY), tmp_path)
-    for account, free in FREE.items():
-        unlimited_user(tmp_path, free, account)
+@pytest.fixture
+def whole(site_in_form) -> Site:
+    """With all users of the matrix, and those whom nothing limits."""
+    site: Site = site_in_form(*EVERYBODY, free=FREE)
     return site
-
-
-def configuration() -> str:
-    config = cut(*EVERYBODY)
-    for account, free in FREE.items():
-        before, start, after = config.partition(f"  {account} {{\n")
-        assert start and "    users: [\n" in after
-        users = f"    users: [\n      {{ user: {free}, password: {PASSWORD} }}\n"
-        config = before + start + after.replace("    users: [\n", users, 1)
-    return config
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from gangline.schemas.permissions.roles import INBOXES
 
 from ..support.tools import NATS
 from ..waiting import PATIENCE_S, until
-from .conftest import PASSWORD, SERVERS, Site, cut, jwts
+from .conftest import PASSWORD, SERVERS, Site
 
 pytestmark = [
     pytest.mark.server,
@@ -31,11 +31,10 @@ Cli = Callable[..., Awaitable[tuple[int, str]]]
 USERS = (*SERVERS, "billing=producer:images", "web@shop=producer:images", "batch@lab=owner:images")
 
 
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-def site(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
-    if request.param == "passwords":
-        return site_of(cut(*USERS))
-    return site_of(jwts(tmp_path, *USERS), tmp_path)
+@pytest.fixture
+def site(site_in_form) -> Site:
+    site: Site = site_in_form(*USERS)
+    return site
 
 
 @pytest.fixture

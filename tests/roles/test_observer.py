@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 from click.testing import CliRunner, Result
@@ -30,18 +31,21 @@ USERS = (*SERVERS, "eye=observer", "billing=producer:images", "busy=router+produ
 NAMES = Names()
 
 
+@dataclass
 class Busy:
     """A system in which there is something to see."""
 
-    def __init__(self, site: Site, lease: Lease, gang: Gang, job: str, later: str, dead: str) -> None:
-        self.site = site
-        self.lease = lease
-        self.gang = gang
-        self.job = job
-        self.later = later
-        """A job that the server holds back."""
-        self.dead = dead
-        self.secrets = {lease.token, *(member.token for member in gang.members)}
+    site: Site
+    lease: Lease
+    gang: Gang
+    job: str
+    later: str
+    """A job that the server holds back."""
+    dead: str
+
+    @property
+    def secrets(self) -> set[str]:
+        return {self.lease.token, *(member.token for member in self.gang.members)}
 
     def run(self, *arguments: str, user: str = "eye") -> Result:
         """A command as that user."""
@@ -59,11 +63,7 @@ async def busy_system(site: Site) -> AsyncIterator[Busy]:
     await done.result(PATIENCE_S)
     later = await client.options(delay_s=3600).submit("images.double", 1)
     failing = await client.options(max_attempts=1).submit("images.fail")
-
-    async def is_dead() -> bool:
-        return bool(await operator.dead_letters())
-
-    await until(is_dead)
+    await until(operator.dead_letters)
     async with (
         client.lease("images", slots=1, ttl_s=60, ledger="sync") as lease,
         client.gang(pool="images", size=2, ttl_s=60) as gang,
@@ -119,17 +119,9 @@ async def test_every_command_that_reads_works_for_an_observer_and_shows_no_token
 
 
 ACTIONS = [
-    "call images.double [1]",
-    "submit images.double [1]",
-    "cancel LATER",
-    "drain images.w1",
-    "resize images.w1 9",
-    "gang rm GANG --force",
-    "route set images --to images=1",
-    "route rm pictures",
-    "dead replay DEAD",
-    "dead rm DEAD",
-]
+    "call images.double [1]", "submit images.double [1]", "cancel LATER", "drain images.w1", "resize images.w1 9",
+    "gang rm GANG --force", "route set images --to images=1", "route rm pictures", "dead replay DEAD", "dead rm DEAD",
+]  # fmt: skip
 
 
 async def test_the_server_refuses_every_command_that_acts(site_of):

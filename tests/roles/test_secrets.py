@@ -16,7 +16,7 @@ from gangline.schemas.names import Names, public_id
 from gangline.worker.pool.pool import Pool
 
 from ..waiting import PATIENCE_S, until
-from .conftest import Site, cut
+from .conftest import Site, ask, cut
 
 pytestmark = pytest.mark.server
 
@@ -24,13 +24,6 @@ USERS = (
     *("producer", "coordinator", "dispatcher", "operator"),
     *("w1=worker:images.w1", "w2=worker:images.w2", "alice=router+producer", "bob=router+producer"),
 )
-
-
-async def ask(bus: NatsBus, subject: str, **body: Any) -> dict[str, Any]:
-    """A bare request in JSON; an error is returned like any answer, a bare result as `result`."""
-    answer = await bus.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
-    found = json.loads(answer.data)
-    return found if isinstance(found, dict) else {"result": found}
 
 
 async def gang_site(site_of: Any) -> Site:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from gangline.bus.port.bus import NoResponders
 from gangline.worker.pool.pool import Pool
 
 from ..waiting import PATIENCE_S, until
-from .conftest import SERVERS, Site, cut, jwts
+from .conftest import SERVERS, Site
 
 pytestmark = pytest.mark.server
 
@@ -23,9 +22,10 @@ EACH = 3 * WINDOW
 """Tasks of each tenant: those of one alone fill the window several times."""
 
 
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-def tenants(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
-    return site_of(jwts(tmp_path, *USERS), tmp_path) if request.param == "JWT" else site_of(cut(*USERS))
+@pytest.fixture
+def tenants(site_in_form) -> Site:
+    site: Site = site_in_form(*USERS)
+    return site
 
 
 async def is_known(bus: NatsBus, sequence: int) -> bool:

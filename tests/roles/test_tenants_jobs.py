@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from gangline.schemas.errors.base import UnknownJob
 from gangline.schemas.names import Names, job_of_tenant
 from gangline.schemas.records.jobs import JobState, ResultRecord
 
-from ..waiting import PATIENCE_S, until
-from .conftest import SERVERS, Site, cut, jwts
+from ..waiting import PATIENCE_S, until, until_read
+from .conftest import SERVERS, Site, ask
 
 pytestmark = pytest.mark.server
 
@@ -25,19 +24,16 @@ TENANTS = {"own": "", "web": "shop", "batch": "lab"}
 """By user."""
 
 
-@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
-def tenants(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
-    return site_of(jwts(tmp_path, *USERS), tmp_path) if request.param == "JWT" else site_of(cut(*USERS))
+@pytest.fixture
+def tenants(site_in_form) -> Site:
+    site: Site = site_in_form(*USERS)
+    return site
 
 
 def full(job: str, user: str) -> str:
     """The id in Gangline's account."""
     tenant = TENANTS[user]
     return job_of_tenant(job, "images", tenant) if tenant else job
-
-
-async def ask(bus: NatsBus, operation: str, **body: Any) -> Any:
-    return json.loads((await bus.request(f"gangline.{operation}", json.dumps(body).encode(), timeout_s=30.0)).data)
 
 
 async def publish(bus: NatsBus, method: str, *arguments: Any, job: str = "images.order-7", **headers: str) -> int:
@@ -55,7 +51,7 @@ async def result(bus: NatsBus, user: str) -> Any:
 
     async def told() -> bool:
         try:
-            answer = await ask(bus, "queue.images.wait", jobs=["images.order-7"], wait_s=5)
+            answer = await ask(bus, "gangline.queue.images.wait", jobs=["images.order-7"], wait_s=5)
         except NoResponders:
             return False  # no dispatcher has the queue yet
         found.extend(ResultRecord.model_validate(each) for each in answer.get("results", ()))
@@ -101,24 +97,26 @@ async def test_a_tenant_neither_sees_nor_cancels_the_job_of_another_whatever_it_
         await until(lambda user=user: _runs(users[user]))
     for job in ("images.order-7", full("images.order-7", "web")):
         for operation in ("get", "why", "cancel"):
-            told = await ask(users["batch"], f"queue.images.{operation}", job=job)
+            told = await ask(users["batch"], f"gangline.queue.images.{operation}", job=job)
             assert told["code"] == "unknown_job", (operation, job, told)
         with pytest.raises(UnknownJob):
             await (await tenants.client("batch")).job(job).cancel()
-    listed = {user: [each["job"] for each in (await ask(users[user], "queue.images.list"))["jobs"]] for user in users}
+    listed = {
+        user: [each["job"] for each in (await ask(users[user], "gangline.queue.images.list"))["jobs"]] for user in users
+    }
     assert listed == {
         "own": ["images.order-7", full("images.order-7", "web")],
         "web": [full("images.order-7", "web")],
         "batch": [],
     }
-    assert (await ask(users["web"], "queue.images.cancel", job="images.order-7"))["cancelled"]
+    assert (await ask(users["web"], "gangline.queue.images.cancel", job="images.order-7"))["cancelled"]
     assert await _runs(users["own"]), "the job of that id in our own account goes on"
     assert await tenants.refused() == []
 
 
 async def _runs(bus: NatsBus) -> bool:
     try:
-        told = await ask(bus, "queue.images.get", job="images.order-7")
+        told = await ask(bus, "gangline.queue.images.get", job="images.order-7")
     except NoResponders:
         return False
     return bool(told.get("state") == "running")
@@ -143,10 +141,7 @@ async def test_delayed_tasks_of_the_same_id_do_not_replace_each_other(tenants: S
         await publish(users[user], "double", 0, job="images.later", Gangline_Delay="1h")
     schedules = await opened(tenants, stream="schedules")
 
-    async def both_wait() -> bool:
-        return len((await schedules.state("gangline.sched.>")).subjects) == 2
-
-    await until(both_wait)
+    await until_read(lambda: schedules.state("gangline.sched.>"), lambda state: len(state.subjects) == 2)
     for number, user in enumerate(("web", "batch"), 1):
         await publish(users[user], "double", number, Gangline_Delay="1")
     for number, user in enumerate(("web", "batch"), 1):
@@ -172,12 +167,7 @@ async def test_a_named_schedule_belongs_to_its_tenant_and_replaces_that_of_an_ea
         named = (await tenants.client(user)).options(cron="0 0 3 * * *", idempotency_key="nightly")
         jobs[user] = (await named.submit("images.double", 1)).id
 
-        wanted = {*jobs.values(), *replaced}
-
-        async def is_as_declared(wanted: set[str] = wanted) -> bool:
-            return await stored() == wanted
-
-        await until(is_as_declared)
+        await until_read(stored, {*jobs.values(), *replaced}.__eq__)
     assert jobs == {user: full(earlier, user) for user in jobs}
     operator = await tenants.client("operator")
     paused = {each.id: each.paused for each in await operator.schedules()}

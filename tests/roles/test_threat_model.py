@@ -4,9 +4,11 @@ here. A line that no longer holds goes from the page, and from here."""
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from gangline.bus.port.key_value import KeyValue
 from gangline.schemas.names import Names
 
 from ..bus.conftest import collect
-from ..waiting import PATIENCE_S, until
+from ..waiting import PATIENCE_S, until, until_read
 from .conftest import Site, cut
 
 pytestmark = pytest.mark.server
@@ -34,14 +36,14 @@ USERS = (
 )
 
 
+@dataclass
 class Account:
     """One account, with a dispatcher."""
 
-    def __init__(self, site: Site, operator: NatsBus, ledger: KeyValue, results: KeyValue) -> None:
-        self.site = site
-        self.operator = operator
-        self.ledger = ledger
-        self.results = results
+    site: Site
+    operator: NatsBus
+    ledger: KeyValue
+    results: KeyValue
 
     async def ask(self, bus: NatsBus, subject: str, body: Any = None, **headers: str) -> Any:
         data = b"" if body is None else json.dumps(body).encode()
@@ -51,12 +53,7 @@ class Account:
         """Whether an attack, which gets the key's subject, replaces somebody's record."""
         await bucket.put(key, b"theirs")
         attack(f"$KV.{bucket.name}.{key}")
-
-        async def differs() -> bool:
-            entry = await bucket.get(key)
-            return entry is None or entry.value != b"theirs"
-
-        await until(differs)
+        await until_read(lambda: bucket.get(key), lambda entry: entry is None or entry.value != b"theirs")
         return True
 
 
@@ -118,12 +115,8 @@ async def streams_are_deleted(account: Account, bus: NatsBus) -> bool:
     own = "alive.images.w1" if bus.name == "worker" else "leader"
     target = f"{API}.STREAM.PURGE.GANGLINE_TASKS"
     bus.publish(f"$KV.{account.ledger.name}.{own}", b"{}", reply=target, headers=headers)
-
-    async def purged() -> bool:
-        info = await account.ask(account.operator, f"{API}.STREAM.INFO.GANGLINE_TASKS")
-        return bool(info["state"]["messages"] == 0)
-
-    await until(purged)
+    info = functools.partial(account.ask, account.operator, f"{API}.STREAM.INFO.GANGLINE_TASKS")
+    await until_read(info, lambda found: found["state"]["messages"] == 0)
     return True
 
 

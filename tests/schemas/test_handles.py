@@ -11,15 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 import gangline
-from gangline.schemas.errors.base import (
-    GangFailed,
-    InvalidName,
-    InvalidRequest,
-    InvalidResult,
-    InvalidSettings,
-    UnknownMethod,
-    WrongPool,
-)
+from gangline.schemas.errors import base as errors
 from gangline.schemas.handles import ResultDecoder, handle, name_of, remote, task_of
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
@@ -159,10 +151,10 @@ async def test_gangs_run_functions_on_all_ranks():
         assert await gang.run_each(rank_of, [("a",), ("bb",)]) == [Point(1, 0), Point(2, 0)]
         assert await gang.call(1, rank_of, where="a") == Point(1, 0)
         assert [item async for item in gang.stream(0, points, to=1)] == [Point(0, 0)]
-        with pytest.raises(GangFailed) as caught:
+        with pytest.raises(errors.GangFailed) as caught:
             await gang.run(handle(shared, "branch"))
-        assert isinstance(caught.value.__cause__, WrongPool)
-        with pytest.raises(UnknownMethod):  # of several pools: each rank runs that of its own
+        assert isinstance(caught.value.__cause__, errors.WrongPool)
+        with pytest.raises(errors.UnknownMethod):  # of several pools: each rank runs that of its own
             await gang.call(0, shared)
 
 
@@ -196,7 +188,7 @@ async def test_a_resource_that_nobody_passed_says_so():
 
 def test_a_resource_needs_a_class():
     bad = Pool("bad")
-    with pytest.raises(InvalidSettings, match="asked for by its class"):
+    with pytest.raises(errors.InvalidSettings, match="asked for by its class"):
 
         @bad.task
         async def store(name: str, db=gangline.resource()) -> None: ...  # noqa: ANN001
@@ -205,15 +197,17 @@ def test_a_resource_needs_a_class():
 async def test_a_function_that_is_no_task_is_refused_before_sending():
     async with cluster(pool) as client:
         for target in (nothing, 5, None):
-            with pytest.raises(InvalidRequest, match="is not a task"):
+            with pytest.raises(errors.InvalidRequest, match="is not a task"):
                 await client.call(target)
-        with pytest.raises(InvalidRequest, match="nothing is not a task"):
+        with pytest.raises(errors.InvalidRequest, match="nothing is not a task"):
             client.lease(nothing)
 
 
 async def test_a_function_of_several_pools_has_to_say_which():
     async with cluster(other, third) as client:
-        with pytest.raises(InvalidRequest, match=r"several pools \(mirror, branch\).*handle\(shared, 'mirror'\)"):
+        with pytest.raises(
+            errors.InvalidRequest, match=r"several pools \(mirror, branch\).*handle\(shared, 'mirror'\)"
+        ):
             await client.call(shared)
         assert await client.call(handle(shared, other)) == 1
         assert await client.call(handle(shared, "mirror")) == 1
@@ -222,7 +216,7 @@ async def test_a_function_of_several_pools_has_to_say_which():
 
 
 def test_a_function_with_two_names_in_one_pool_has_to_say_which():
-    with pytest.raises(InvalidRequest, match=r"two tasks of one pool.*'branch.one' or branch.two"):
+    with pytest.raises(errors.InvalidRequest, match=r"two tasks of one pool.*'branch.one' or branch.two"):
         name_of(twice)
     assert name_of(handle(twice, "branch.two")) == "branch.two"
 
@@ -233,9 +227,9 @@ def test_a_handle_names_another_endpoint_and_is_still_the_function():
     assert thumbs(1, b"x") == (1, b"x")
     assert repr(thumbs) == "handle(pair, 'thumbs.pair')"
     assert task_of(thumbs).decode([1, b"x"]) == (1, b"x")
-    with pytest.raises(InvalidName):
+    with pytest.raises(errors.InvalidName):
         handle(pair, "not a name")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         handle(nothing, "thumbs")
 
 
@@ -256,7 +250,7 @@ async def test_a_remote_task_is_called_by_its_declared_signature():
 
 def test_a_result_of_another_version_is_refused_with_its_place():
     decode = ResultDecoder(Order, "shop.place")
-    with pytest.raises(InvalidResult, match=r"shop.place: result.id is not what the function's annotation says"):
+    with pytest.raises(errors.InvalidResult, match=r"shop.place: result.id is not what the function's annotation says"):
         decode({"id": "many", "at": "2026-05-01T12:00:00Z"})
 
 

@@ -103,17 +103,8 @@ def test_every_key_of_the_ledger_names_its_worker(pool, worker, token):
 
 def test_a_key_that_is_none_of_ours_is_refused():
     cases = [
-        "",
-        "reg",
-        "reg.a",
-        "reg.a.b.c",
-        "alive.a.b.c",
-        "lease.a.b",
-        "lease.a.b.c.d",
-        "gang.a.b",
-        "reg..b",
-        "reg.a.",
-    ]
+        "", "reg", "reg.a", "reg.a.b.c", "alive.a.b.c", "lease.a.b", "lease.a.b.c.d", "gang.a.b", "reg..b", "reg.a.",
+    ]  # fmt: skip
     for key in cases:
         with case(key), pytest.raises(InvalidName):
             Names.parse_worker_key(key)

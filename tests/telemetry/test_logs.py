@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,21 @@ def lines() -> Iterator[list[logging.LogRecord]]:
     yield kept
     logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def configured() -> Iterator[Callable[..., io.StringIO]]:
+    """Configures logging for the test, and gives what is printed."""
+    root, ours = logging.getLogger(), logging.getLogger("gangline")
+    before = (root.handlers[:], root.level, ours.level)
+
+    def configure(level: str, **more: Any) -> io.StringIO:
+        out = io.StringIO()
+        configure_logging(level=level, fmt="json", stream=out, **more)
+        return out
+
+    yield configure
+    root.handlers[:], root.level, ours.level = before
 
 
 def test_bound_ids_are_on_each_line_and_the_lines_own_win(lines):
@@ -74,36 +90,19 @@ def test_human_lines_are_one_line_with_ids_at_the_end(lines):
     assert "\n" not in text
 
 
-def test_configured_logging_prints_ours_from_the_level_up_and_only_warnings_of_others():
-    root, ours = logging.getLogger(), logging.getLogger("gangline")
-    before = (root.handlers[:], root.level, ours.level)
-    out = io.StringIO()
-    try:
-        configure_logging(level="debug", fmt="json", stream=out)
-        logger_for("x").debug("mine", extra={"action": "x.y"})
-        logging.getLogger("other").info("not shown")
-        logging.getLogger("other").warning("shown")
-    finally:
-        root.handlers[:], root.level, ours.level = before
+def test_configured_logging_prints_ours_from_the_level_up_and_only_warnings_of_others(configured):
+    out = configured("debug")
+    logger_for("x").debug("mine", extra={"action": "x.y"})
+    logging.getLogger("other").info("not shown")
+    logging.getLogger("other").warning("shown")
     assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["mine", "shown"]
 
 
-def test_where_users_code_runs_its_lines_are_printed_from_the_level_up_with_the_tasks_ids():
-    root, ours = logging.getLogger(), logging.getLogger("gangline")
-    before = (root.handlers[:], root.level, ours.level)
-    out = io.StringIO()
-
-    def ids(record: logging.LogRecord) -> bool:
-        record.__dict__.setdefault("task_id", "t1")
-        return True
-
-    try:
-        configure_logging(level="info", fmt="json", stream=out, task_ids=ids)
-        logging.getLogger("app").debug("not shown")
-        logging.getLogger("app").info("shown")
-        logging.getLogger("nats").info("of no interest")
-    finally:
-        root.handlers[:], root.level, ours.level = before
+def test_where_users_code_runs_its_lines_are_printed_from_the_level_up_with_the_tasks_ids(configured):
+    out = configured("info", task_ids=lambda record: bool(record.__dict__.setdefault("task_id", "t1")))
+    logging.getLogger("app").debug("not shown")
+    logging.getLogger("app").info("shown")
+    logging.getLogger("nats").info("of no interest")
     (line,) = [json.loads(line) for line in out.getvalue().splitlines()]
     assert (line["message"], line["task_id"], line["action"]) == ("shown", "t1", "log.app")
 

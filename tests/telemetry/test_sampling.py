@@ -12,21 +12,10 @@ from contextvars import copy_context
 import pytest
 from opentelemetry import baggage, trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import (
-    ALWAYS_OFF,
-    ALWAYS_ON,
-    DEFAULT_OFF,
-    Decision,
-    ParentBased,
-    ParentBasedTraceIdRatio,
-    Sampler,
-    SamplingResult,
-    TraceIdRatioBased,
-)
 
 from gangline.telemetry.tracing import NewTrace, Unsampled, attach, tracer, unsampled
 
@@ -50,15 +39,17 @@ class Counted(IdGenerator):
         return next(self.spans)
 
 
-class EveryOther(Sampler):
+class EveryOther(sampling.Sampler):
     """Not one of the standard ones."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def should_sample(self, *_: object, **__: object) -> SamplingResult:
+    def should_sample(self, *_: object, **__: object) -> sampling.SamplingResult:
         self.asked += 1
-        return SamplingResult(Decision.RECORD_AND_SAMPLE if self.asked % 2 else Decision.DROP)
+        return sampling.SamplingResult(
+            sampling.Decision.RECORD_AND_SAMPLE if self.asked % 2 else sampling.Decision.DROP
+        )
 
     def get_description(self) -> str:
         return "EveryOther"
@@ -68,7 +59,7 @@ class EveryOther(Sampler):
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     providers: list[TracerProvider] = []
 
-    def with_sampler(sampler: Sampler, ids: IdGenerator | None = None) -> InMemorySpanExporter:
+    def with_sampler(sampler: sampling.Sampler, ids: IdGenerator | None = None) -> InMemorySpanExporter:
         exporter = InMemorySpanExporter()
         provider = TracerProvider(sampler, id_generator=ids or RandomIdGenerator(), shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -82,9 +73,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
         provider.shutdown()
 
 
-@pytest.mark.parametrize("sampler", [ParentBasedTraceIdRatio(0.3), TraceIdRatioBased(0.3)], ids=["parents", "bare"])
+@pytest.mark.parametrize(
+    "sampler", [sampling.ParentBasedTraceIdRatio(0.3), sampling.TraceIdRatioBased(0.3)], ids=["parents", "bare"]
+)
 @pytest.mark.parametrize("decided_before", [True, False])
-def test_a_ratio_samples_just_the_traces_that_the_sdk_would(install: Install, sampler: Sampler, decided_before: bool):
+def test_a_ratio_samples_just_the_traces_that_the_sdk_would(
+    install: Install, sampler: sampling.Sampler, decided_before: bool
+):
     exporter, ids = install(sampler, Counted()), Counted()
     expected = [
         number
@@ -99,8 +94,8 @@ def test_a_ratio_samples_just_the_traces_that_the_sdk_would(install: Install, sa
     assert [span.context.trace_id for span in exporter.get_finished_spans()] == expected
 
 
-@pytest.mark.parametrize("sampler", [DEFAULT_OFF, ALWAYS_OFF])
-def test_what_is_never_sampled_carries_a_new_trace_on(install: Install, sampler: Sampler):
+@pytest.mark.parametrize("sampler", [sampling.DEFAULT_OFF, sampling.ALWAYS_OFF])
+def test_what_is_never_sampled_carries_a_new_trace_on(install: Install, sampler: sampling.Sampler):
     exporter = install(sampler)
     carried = tracer.decide()
     assert type(carried) is Unsampled
@@ -122,7 +117,7 @@ def test_what_is_never_sampled_carries_a_new_trace_on(install: Install, sampler:
 def test_a_remote_parent_is_read_once_however_many_spans_are_started_with_what_was_decided(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ):
-    exporter = install(ParentBased(ALWAYS_ON))
+    exporter = install(sampling.ParentBased(sampling.ALWAYS_ON))
     decided = tracer.decide(SAMPLED)
     monkeypatch.delattr("gangline.telemetry.tracing._parse")
     for _ in range(2):
@@ -132,7 +127,7 @@ def test_a_remote_parent_is_read_once_however_many_spans_are_started_with_what_w
 
 
 def test_the_ids_of_spans_are_asked_of_the_provider_itself(install: Install):
-    install(ParentBasedTraceIdRatio(0.5))
+    install(sampling.ParentBasedTraceIdRatio(0.5))
     tracer.decide()
     ids = tracer._known().ids
     assert ids is not None and ids.generate_span_id == ids.given.generate_span_id
@@ -140,14 +135,14 @@ def test_the_ids_of_spans_are_asked_of_the_provider_itself(install: Install):
 
 
 def test_all_are_sampled_by_default(install: Install):
-    exporter = install(ParentBased(ALWAYS_ON))
+    exporter = install(sampling.ParentBased(sampling.ALWAYS_ON))
     assert tracer.decide() is None
     tracer.start("x").end()
     assert len(exporter.get_finished_spans()) == 1
 
 
 def test_a_parents_decision_is_respected(install: Install):
-    exporter = install(ParentBasedTraceIdRatio(1 / 3))
+    exporter = install(sampling.ParentBasedTraceIdRatio(1 / 3))
     assert type(tracer.decide(NOT_SAMPLED)) is Unsampled
     for _ in range(50):
         tracer.start("never", parent=NOT_SAMPLED).end()
@@ -158,7 +153,7 @@ def test_a_parents_decision_is_respected(install: Install):
 
 
 def test_a_sampler_that_asks_no_parent_decides_for_each_span(install: Install):
-    exporter = install(TraceIdRatioBased(1.0))
+    exporter = install(sampling.TraceIdRatioBased(1.0))
     assert type(tracer.decide(NOT_SAMPLED)) is Context
     tracer.start("x", parent=NOT_SAMPLED).end()
     assert len(exporter.get_finished_spans()) == 1
@@ -175,7 +170,7 @@ def test_another_sampler_is_asked_once_for_each_span(install: Install):
 
 
 def test_spans_of_users_in_a_request_that_is_not_sampled_are_not_sampled_either(install: Install):
-    exporter = install(ParentBased(ALWAYS_ON))
+    exporter = install(sampling.ParentBased(sampling.ALWAYS_ON))
     context = copy_context()
     context.run(attach, unsampled(NOT_SAMPLED))
 
@@ -217,7 +212,7 @@ def test_the_context_of_a_request_that_is_not_sampled_has_its_span_however_it_is
 
 
 def test_each_new_trace_that_is_not_sampled_has_another_id(install: Install):
-    install(ParentBasedTraceIdRatio(0.1))
+    install(sampling.ParentBasedTraceIdRatio(0.1))
     decided = [tracer.decide() for _ in range(1000)]
     ids = {each.traceparent[3:35] if type(each) is Unsampled else each for each in decided}
     assert len(ids) == 1000
@@ -249,7 +244,7 @@ if child:
     "malformed", ["", "00-", NOT_SAMPLED + "-more", f"00-{'0' * 32}-b7ad6b7169203331-00", f"ff{NOT_SAMPLED[2:]}"]
 )
 def test_a_malformed_parent_starts_a_new_trace(install: Install, malformed: str):
-    exporter = install(ParentBasedTraceIdRatio(0.5), Counted())
+    exporter = install(sampling.ParentBasedTraceIdRatio(0.5), Counted())
     with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(7, 7, is_remote=False))):
         decisions = [tracer.decide(malformed) for _ in range(100)]
         kinds = {type(decision) for decision in decisions}
@@ -262,18 +257,18 @@ def test_a_malformed_parent_starts_a_new_trace(install: Install, malformed: str)
 
 
 def test_a_sampler_that_is_replaced_counts_at_once(install: Install):
-    install(DEFAULT_OFF)
+    install(sampling.DEFAULT_OFF)
     assert type(tracer.decide()) is Unsampled
-    trace.get_tracer_provider().sampler = ParentBased(ALWAYS_ON)  # type: ignore[attr-defined]
+    trace.get_tracer_provider().sampler = sampling.ParentBased(sampling.ALWAYS_ON)  # type: ignore[attr-defined]
     assert tracer.decide() is None
 
 
 def test_a_sampler_that_is_replaced_again_and_again_finds_the_providers_own_ids(install: Install):
-    install(DEFAULT_OFF)
+    install(sampling.DEFAULT_OFF)
     provider = trace.get_tracer_provider()
     given = provider.id_generator  # type: ignore[attr-defined]
     for rate in (0.1, 0.2, 0.3):
-        provider.sampler = ParentBasedTraceIdRatio(rate)  # type: ignore[attr-defined]
+        provider.sampler = sampling.ParentBasedTraceIdRatio(rate)  # type: ignore[attr-defined]
         tracer.decide()
         ids = tracer._known().ids
         assert ids is not None and ids.given is given

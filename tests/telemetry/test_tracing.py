@@ -86,16 +86,8 @@ def test_client_and_worker_spans_are_one_trace_through_traceparent(spans: InMemo
 
 
 def test_a_malformed_traceparent_starts_a_new_trace(spans: InMemorySpanExporter):
-    cases = [
-        "",
-        "x",
-        REMOTE + "-00",
-        "ff" + REMOTE[2:],
-        REMOTE.upper(),
-        f"00-{'0' * 32}-b7ad6b7169203331-01",
-        REMOTE[:-1],
-    ]
-    for broken in cases:
+    zeros = f"00-{'0' * 32}-b7ad6b7169203331-01"
+    for broken in ("", "x", REMOTE + "-00", "ff" + REMOTE[2:], REMOTE.upper(), zeros, REMOTE[:-1]):
         with case(broken):
             with tracer.span("current"):
                 tracer.start("x", parent=broken).end()
@@ -111,11 +103,7 @@ def test_a_later_version_of_traceparent_may_have_more_fields(spans: InMemorySpan
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [
-        (Saturated("all full"), "saturated"),
-        (ValueError("no"), "ValueError"),
-        (asyncio.CancelledError(), "cancelled"),
-    ],
+    [(Saturated("all full"), "saturated"), (ValueError("no"), "ValueError"), (asyncio.CancelledError(), "cancelled")],
 )
 def test_an_error_marks_the_span_with_its_stable_code(spans: InMemorySpanExporter, error: BaseException, kind: str):
     with pytest.raises(type(error)), tracer.span("x"):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from .. import conftest, scale
+from ..support.rows import in_rows
 
 pytest_plugins = ["pytester"]
 
@@ -52,49 +53,22 @@ def test_the_rest_is_what_the_quick_suite_has_not_run_just_so(pytester: pytest.P
     result.stdout.fnmatch_lines_random(["*test_long PASSED*", "*test_again PASSED*"])
 
 
-def test_a_task_left_pending_fails_the_test(suite):
-    result = suite("""
-        import asyncio
-        async def test_leaves():
-            asyncio.create_task(asyncio.sleep(100), name="forgotten")
-    """)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*left pending*forgotten*"])
-
-
-def test_an_exception_in_a_callback_fails_the_test(suite):
-    result = suite("""
-        import asyncio
-        async def test_raises():
-            asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-            await asyncio.sleep(0.1)
-    """)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
-
-
-def test_a_task_exception_that_nobody_looked_at_fails_the_test(suite):
-    result = suite("""
+@in_rows("body, told", [
+    ("asyncio.create_task(asyncio.sleep(100), name='forgotten')", "*left pending*forgotten*"),
+    ("asyncio.get_running_loop().call_soon(lambda: 1 / 0); await asyncio.sleep(0.1)", "*ZeroDivisionError*"),
+    ("asyncio.create_task(boom()); await asyncio.sleep(0.1)", "*LookupError: lost*"),
+    ("asyncio.create_task(asyncio.sleep(100)); assert 1 == 2", "*assert 1 == 2*"),
+])  # fmt: skip
+def test_what_a_test_leaves_behind_fails_it_and_a_failure_shows_its_own_error(suite, body: str, told: str):
+    result = suite(f"""
         import asyncio
         async def boom():
             raise LookupError("lost")
-        async def test_raises():
-            asyncio.create_task(boom())
-            await asyncio.sleep(0.1)
+        async def test_leaves():
+            {body}
     """)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*LookupError: lost*"])
-
-
-def test_a_failing_test_shows_its_own_error(suite):
-    result = suite("""
-        import asyncio
-        async def test_fails():
-            asyncio.create_task(asyncio.sleep(100))
-            assert 1 == 2
-    """)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*assert 1 == 2*"])
+    result.stdout.fnmatch_lines([told])
 
 
 def test_async_fixtures_are_set_up_and_torn_down_on_the_tests_loop(suite):

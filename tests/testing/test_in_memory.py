@@ -44,21 +44,13 @@ def pool():
     return pool
 
 
-async def test_a_call_returns_its_result(pool):
-    async with cluster(pool) as client:
+async def test_calls_streams_selections_and_leases_work_as_in_production(pool):
+    async with cluster(pool, workers=2) as client:
         assert await client.call("math.add", 1, b=2) == 3
         assert await client.call("math.add_in_thread", 3, 4) == 7
-
-
-async def test_errors_of_tasks_come_back(pool):
-    async with cluster(pool) as client:
         with pytest.raises(TaskFailed) as caught:
             await client.call("math.fail")
         assert caught.value.remote_type == "ValueError"
-
-
-async def test_streams_selections_and_leases_work_as_in_production(pool):
-    async with cluster(pool, workers=2) as client:
         assert [item async for item in client.stream("math.count", 3)] == [0, 1, 2]
         async with client.choose_worker("math") as selection:
             assert await client.dispatch(selection, "add", 1, 1) == 2

@@ -128,11 +128,5 @@ def test_messages_do_not_change_once_made():
 
 
 def test_a_load_reply_shows_the_sums_too():
-    assert LoadReply.of(Load(1, 2, 4)).model_dump() == {
-        "running": 1,
-        "reserved": 2,
-        "total": 4,
-        "ongoing": 3,
-        "free": 1,
-        "draining": False,
-    }
+    sums = {"running": 1, "reserved": 2, "total": 4, "ongoing": 3, "free": 1, "draining": False}
+    assert LoadReply.of(Load(1, 2, 4)).model_dump() == sums

@@ -7,30 +7,18 @@ from gangline.schemas.limits import WIRE_VERSION
 from gangline.schemas.records.workers import Heartbeat, LeaseRecord, MethodInfo, Registration
 from gangline.schemas.wire import codec
 
+METHODS = {"thumbnail": MethodInfo(slots=2, idempotent=True, description="Make it small.")}
 RECORDS = [
     Registration(
-        pool="images",
-        worker="w1",
-        epoch=3,
-        instance="abc",
-        slots=4,
-        methods={"thumbnail": MethodInfo(slots=2, idempotent=True, description="Make it small.")},
-        models=("m1",),
+        pool="images", worker="w1", epoch=3, instance="abc", slots=4, methods=METHODS, models=("m1",),
         labels={"gpu": "a100"},
     ),
     Heartbeat(epoch=3, instance="abc", running=1, reserved=2, total=4, draining=True, models=("m1", "m2")),
     LeaseRecord(
-        pool="images",
-        worker="w1",
-        epoch=3,
-        token="t",
-        slots=1,
-        fence=9,
-        single_use=True,
-        granted_at=1.5,
+        pool="images", worker="w1", epoch=3, token="t", slots=1, fence=9, single_use=True, granted_at=1.5,
         expires_at=16.5,
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)

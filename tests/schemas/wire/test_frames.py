@@ -54,15 +54,8 @@ NO_MAP_OR_NIL = [1, "x", [], True, {1: 2}, {b"k": 1}]
 
 WRONG_REQUESTS = {
     RequestOp.TASK: [
-        NO_ID,
-        NO_TEXT,
-        NO_LIST_OR_NIL,
-        NO_MAP_OR_NIL,
-        NO_DEADLINE,
-        NO_TOKEN_OR_NIL,
-        NO_TEXT[1:],
-        NO_INT,
-        NO_MAP_OR_NIL,
+        *(NO_ID, NO_TEXT, NO_LIST_OR_NIL, NO_MAP_OR_NIL, NO_DEADLINE),
+        *(NO_TOKEN_OR_NIL, NO_TEXT[1:], NO_INT, NO_MAP_OR_NIL),
     ],
     RequestOp.RESERVE: [NO_ID, [*NO_INT, 0, MAX_SLOTS + 1], NO_MS, NO_MS, NO_INT, NO_DEADLINE, NO_MAP_OR_NIL],
     RequestOp.RENEW: [NO_ID, NO_TOKEN, NO_MS],
@@ -146,37 +139,22 @@ def test_a_load_tells_what_is_free_and_never_less_than_nothing():
 # -- each place wrong -------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_place_of_a_request_is_refused():
-    for frame, place, values in _cases(GOOD_REQUESTS, WRONG_REQUESTS):
-        with case(frame, place, values):
-            for value in values:
-                wrong = [*frame[:place], value, *frame[place + 1 :]]
-                with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
-                    frames.decode_request(request_of(wrong))
+BOTH = (
+    (frames.decode_request, request_of, GOOD_REQUESTS, WRONG_REQUESTS),
+    (frames.decode_answer, answer_of, GOOD_ANSWERS, WRONG_ANSWERS),
+)
 
 
-def test_a_wrong_place_of_an_answer_is_refused():
-    for frame, place, values in _cases(GOOD_ANSWERS, WRONG_ANSWERS):
-        with case(frame, place, values):
-            for value in values:
-                wrong = [*frame[:place], value, *frame[place + 1 :]]
-                with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
-                    frames.decode_answer(answer_of(wrong))
-
-
-def test_a_request_with_a_place_too_many_or_too_few_is_refused():
-    for frame in [*GOOD_REQUESTS.values()]:
-        with case(frame):
-            for wrong in (frame[:-1], [*frame, None]):
-                with pytest.raises(MalformedMessage, match=f"has {len(wrong)} places, not {len(frame)}"):
-                    frames.decode_request(request_of(wrong))
-
-
-@pytest.mark.parametrize("frame", [*GOOD_ANSWERS.values()], ids=lambda frame: str(frame[0]))
-def test_an_answer_with_a_place_too_many_or_too_few_is_refused(frame):
-    for wrong in (frame[:-1], [*frame, None]):
-        with pytest.raises(MalformedMessage, match=f"has {len(wrong)} places, not {len(frame)}"):
-            frames.decode_answer(answer_of(wrong))
+@pytest.mark.parametrize(("decode", "envelope", "good", "wrong"), BOTH, ids=["requests", "answers"])
+def test_a_wrong_place_and_one_too_many_or_too_few_are_refused(decode, envelope, good, wrong):
+    for frame, place, values in _cases(good, wrong):
+        for value in values:
+            with case(frame, place, value), pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+                decode(envelope([*frame[:place], value, *frame[place + 1 :]]))
+    for frame in good.values():
+        for other in (frame[:-1], [*frame, None]):
+            with case(frame), pytest.raises(MalformedMessage, match=f"has {len(other)} places, not {len(frame)}"):
+                decode(envelope(other))
 
 
 def test_what_is_no_frame_or_of_no_known_operation_is_refused():
@@ -215,30 +193,22 @@ def test_another_version_is_refused_with_what_to_do(version):
 
 @pytest.mark.parametrize("epoch", [-1, None, "5", 5.0, True], ids=repr)
 def test_an_epoch_is_a_whole_number(epoch):
-    with pytest.raises(MalformedMessage, match="epoch"):
-        frames.decode_request(codec.pack((WIRE_VERSION, epoch, "s", [])))
-    with pytest.raises(MalformedMessage, match="epoch"):
-        frames.decode_answer(codec.pack((WIRE_VERSION, epoch, LOAD, [])))
+    for decode, third in ((frames.decode_request, "s"), (frames.decode_answer, LOAD)):
+        with pytest.raises(MalformedMessage, match="epoch"):
+            decode(codec.pack((WIRE_VERSION, epoch, third, [])))
 
 
-@pytest.mark.parametrize("sender", [None, 1, "", b"x", "x" * (MAX_TOKEN_CHARS + 1)], ids=repr)
-def test_a_sender_is_a_short_text(sender):
-    with pytest.raises(MalformedMessage, match="sender"):
-        frames.decode_request(codec.pack((WIRE_VERSION, 5, sender, [])))
-
-
-@pytest.mark.parametrize(
-    "load", [None, 1, [], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, -3, 0], [1, 2, True, 0], "abcd"], ids=repr
-)
-def test_a_load_is_four_whole_numbers(load):
-    with pytest.raises(MalformedMessage, match="load"):
-        frames.decode_answer(codec.pack((WIRE_VERSION, 5, load, [])))
-
-
-@pytest.mark.parametrize("value", [None, {}, "x", 1], ids=repr)
-def test_frames_are_an_array(value):
-    with pytest.raises(MalformedMessage, match="frames must be an array"):
-        frames.decode_request(codec.pack((WIRE_VERSION, 5, "s", value)))
+def test_the_other_places_of_an_envelope_are_checked():
+    senders = [None, 1, "", b"x", "x" * (MAX_TOKEN_CHARS + 1)]
+    loads = [None, 1, [], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, -3, 0], [1, 2, True, 0], "abcd"]
+    cases = [
+        *((frames.decode_request, sender, [], "sender") for sender in senders),
+        *((frames.decode_answer, load, [], "load") for load in loads),
+        *((frames.decode_request, "s", value, "frames must be an array") for value in (None, {}, "x", 1)),
+    ]
+    for decode, third, fourth, why in cases:
+        with case(third, fourth), pytest.raises(MalformedMessage, match=why):
+            decode(codec.pack((WIRE_VERSION, 5, third, fourth)))
 
 
 # -- hostile input ----------------------------------------------------------------------------------------------------

@@ -86,13 +86,9 @@ class ScriptedWorker:
     async def beat(self) -> None:
         load = self.load()
         beat = Heartbeat(
-            epoch=self.epoch,
-            instance=self.instance,
-            running=load.running,
-            reserved=load.reserved,
-            total=load.total,
+            epoch=self.epoch, instance=self.instance, running=load.running, reserved=load.reserved, total=load.total,
             draining=self.draining,
-        )
+        )  # fmt: skip
         await self.kv.put(self.names.alive_key(self.id), beat.model_dump_json().encode(), ttl_s=3)
 
     async def _beat_on(self) -> None:

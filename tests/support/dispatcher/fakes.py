@@ -130,14 +130,9 @@ class FakeWorker:
     async def beat(self) -> None:
         load = self.current_load
         beat = Heartbeat(
-            epoch=self.epoch,
-            instance=self.instance,
-            running=load.running,
-            reserved=load.reserved,
-            total=load.total,
-            draining=self.draining,
-            models=self.models,
-        )
+            epoch=self.epoch, instance=self.instance, running=load.running, reserved=load.reserved, total=load.total,
+            draining=self.draining, models=self.models,
+        )  # fmt: skip
         await self.rig.kv.put(self.rig.names.alive_key(self.id), beat.model_dump_json().encode(), ttl_s=3)
 
     async def _beat_on(self) -> None:

@@ -175,17 +175,9 @@ class FakeDispatcher:
 
     def _stats(self) -> QueueStats:
         return QueueStats(
-            endpoint=self.endpoint,
-            dispatcher="d1",
-            depth=7,
-            seen=7,
-            running=2,
-            waiting=1,
-            blocked=1,
-            credit=1,
-            leased=3,
-            oldest_s=4.0,
-        )
+            endpoint=self.endpoint, dispatcher="d1", depth=7, seen=7, running=2, waiting=1, blocked=1, credit=1,
+            leased=3, oldest_s=4.0,
+        )  # fmt: skip
 
 
 Body = Callable[..., Awaitable[None]]

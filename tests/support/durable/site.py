@@ -140,11 +140,7 @@ class Site(StoredTasks):
         node = DispatcherNode(self, f"d{next(self._numbers)}")
         chosen = DispatcherSettings(**{**self._dict(), **settings})
         node.dispatcher = Dispatcher(
-            node.bus,
-            names=self.names,
-            settings=chosen,
-            tasks=TaskStorage(),
-            ambient=self.ambient(node.name, self.seed),
+            node.bus, names=self.names, settings=chosen, tasks=TaskStorage(), ambient=self.ambient(node.name, self.seed)
         )
 
         async def main() -> None:

@@ -110,11 +110,5 @@ def test_what_became_of_tasks_and_leases_is_counted(read):
     assert read("gangline.worker.rejections")["counted", "full", "w1"] == 1
     assert read("gangline.worker.tasks.finished")["thumb", "task_failed", "counted", "w1"] == 1
     assert read("gangline.worker.task_time")["thumb", "counted", "w1"] == 1
-    assert metrics.statistics() == {
-        "started": 1,
-        "finished": 1,
-        "rejected": 1,
-        "granted": 2,
-        "expired": 1,
-        "released": 1,
-    }
+    once = ("started", "finished", "rejected", "expired", "released")
+    assert metrics.statistics() == {**dict.fromkeys(once, 1), "granted": 2}

@@ -86,8 +86,7 @@ def test_a_missing_half_is_found(drop, finding):
 
 
 @pytest.mark.parametrize(
-    ("double", "finding"),
-    [(2, "task s/1 began 2 times"), (5, "task s/1 ended 2 times"), (1, "lease t1 ended 2 times")],
+    ("double", "finding"), [(2, "task s/1 began 2 times"), (5, "task s/1 ended 2 times"), (1, "lease t1 ended 2 times")]
 )
 def test_a_doubled_half_is_found(double, finding):
     records = sound()

@@ -62,9 +62,13 @@ class Book:
         if state in kinds:
             self.events.append(GangEvent(kind=kinds[state], gang=gang, generation=generation, size=2))
 
+    def members(self, generation: int = 1, *, gang: str = "g") -> None:
+        """Of both workers."""
+        for worker in ("w1", "w2"):
+            self.member(worker, generation, gang=gang)
+
     def form(self, generation: int = 1, gang: str = "g") -> None:
-        self.member("w1", generation, gang=gang)
-        self.member("w2", generation, gang=gang)
+        self.members(generation, gang=gang)
         self.gang(GangState.FORMED, "w1", "w2", generation=generation, gang=gang)
 
     def close(self, generation: int = 1, gang: str = "g") -> None:
@@ -113,13 +117,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
 def lossy(clock: Clock) -> Book:
     clock.step_s = SLACK_S
     return Book(lossy=True)
 
 
-def test_a_gang_that_is_granted_and_ended_as_a_whole_is_right() -> None:
-    book = Book()
+def test_a_gang_that_is_granted_and_ended_as_a_whole_is_right(book: Book) -> None:
     book.gang(GangState.QUEUED)
     book.member("w1")
     book.others(1)
@@ -135,8 +143,7 @@ def test_a_gang_that_is_granted_and_ended_as_a_whole_is_right() -> None:
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_a_partial_grant_is_seen(generation: int) -> None:
-    book = Book()
+def test_a_partial_grant_is_seen(book: Book, generation: int) -> None:
     book.member("w1", generation)
     if generation == 2:
         book.member("w2", 1)  # left over from the generation before
@@ -144,27 +151,21 @@ def test_a_partial_grant_is_seen(generation: int) -> None:
     assert len(book.audit.broken) == 1 and "L7" in book.audit.broken[0]
 
 
-def test_members_without_a_grant_are_seen() -> None:
-    book = Book()
+def test_members_without_a_grant_are_seen(book: Book) -> None:
     book.gang(GangState.QUEUED)
     book.member("w1")
     book.others()
     assert len(book.audit.broken) == 1 and "was not granted" in book.audit.broken[0]
 
 
-def test_a_member_too_many_is_seen() -> None:
-    book = Book()
-    book.member("w1")
-    book.member("w2")
+def test_a_member_too_many_is_seen(book: Book) -> None:
+    book.members()
     book.gang(GangState.FORMED, "w1")
     assert len(book.audit.broken) == 1
 
 
-def test_a_partial_end_is_seen() -> None:
-    book = Book()
-    book.member("w1")
-    book.member("w2")
-    book.gang(GangState.FORMED, "w1", "w2")
+def test_a_partial_end_is_seen(book: Book) -> None:
+    book.form()
     book.gang(GangState.TEARING_DOWN, "w1", "w2")
     book.end("w1")
     book.others()
@@ -173,8 +174,7 @@ def test_a_partial_end_is_seen() -> None:
     assert len(book.audit.broken) == 2 and book.audit.left() == ["g"]
 
 
-def test_a_gap_in_the_revisions_is_counted() -> None:
-    book = Book()
+def test_a_gap_in_the_revisions_is_counted(book: Book) -> None:
     book.others(1)
     book.lose(1)
     book.others(1)
@@ -255,24 +255,21 @@ def test_nothing_is_known_of_the_time_of_a_gap(lossy: Book) -> None:
     assert since < until
 
 
-def test_a_whole_history_is_right() -> None:
-    book = Book()
+def test_a_whole_history_is_right(book: Book) -> None:
     book.whole()
     book.others()
     assert (book.audit.broken, book.audit.deposed, book.audit.announced(book.events)) == ([], [], [])
 
 
 @pytest.mark.parametrize(("generation", "token"), [(2, ""), (1, "another")])
-def test_a_member_of_another_generation_or_token_is_found(generation: int, token: str) -> None:
-    book = Book()
+def test_a_member_of_another_generation_or_token_is_found(book: Book, generation: int, token: str) -> None:
     book.member("w1", generation, token=token)
     book.member("w2")
     book.gang(GangState.FORMED, "w1", "w2")
     assert len(book.audit.broken) == 1 and "is formed with" in book.audit.broken[0]
 
 
-def test_gangs_with_more_slots_than_a_worker_has_are_found() -> None:
-    book = Book()
+def test_gangs_with_more_slots_than_a_worker_has_are_found(book: Book) -> None:
     book.registered("w1", 2)
     book.member("w1", slots=2)
     book.gang(GangState.FORMED, "w1")
@@ -285,15 +282,13 @@ def test_gangs_with_more_slots_than_a_worker_has_are_found() -> None:
     ("forget", "finding"),
     [(0, "generation 1 was formed, but by the ledger or by an event only"), (3, "2 was torn down, but by the ledger")],
 )
-def test_a_change_that_was_not_announced_is_found(forget: int, finding: str) -> None:
-    book = Book()
+def test_a_change_that_was_not_announced_is_found(book: Book, forget: int, finding: str) -> None:
     book.whole()
     del book.events[forget]
     assert finding in book.audit.announced(book.events)[0]
 
 
-def test_an_announced_change_that_never_was_is_found() -> None:
-    book = Book()
+def test_an_announced_change_that_never_was_is_found(book: Book) -> None:
     book.whole()
     book.events.append(GangEvent(kind=GangEventKind.FORMED, gang="g", generation=3, size=2))
     assert book.audit.announced(book.events) == [
@@ -301,8 +296,7 @@ def test_an_announced_change_that_never_was_is_found() -> None:
     ]
 
 
-def test_a_generation_that_was_formed_twice_is_found() -> None:
-    book = Book()
+def test_a_generation_that_was_formed_twice_is_found(book: Book) -> None:
     book.form()
     book.gang(GangState.FORMED, "w1", "w2")
     book.close()
@@ -310,8 +304,7 @@ def test_a_generation_that_was_formed_twice_is_found() -> None:
     assert book.audit.announced(book.events) == ["gang g: generation 1 was formed 2 times"]
 
 
-def test_a_gang_that_never_ended_is_found() -> None:
-    book = Book()
+def test_a_gang_that_never_ended_is_found(book: Book) -> None:
     book.form()
     assert book.audit.announced(book.events) == [
         "gang g: generation 1 was formed and never torn down",
@@ -320,8 +313,7 @@ def test_a_gang_that_never_ended_is_found() -> None:
     ]
 
 
-def test_two_teardowns_of_one_generation_are_found() -> None:
-    book = Book()
+def test_two_teardowns_of_one_generation_are_found(book: Book) -> None:
     book.form()
     book.close()
     book.close()
@@ -329,8 +321,7 @@ def test_two_teardowns_of_one_generation_are_found() -> None:
     assert book.audit.announced(book.events) == ["gang g: generation 1 was torn down 2 times"]
 
 
-def test_members_that_were_not_granted_in_one_batch_are_found() -> None:
-    book = Book()
+def test_members_that_were_not_granted_in_one_batch_are_found(book: Book) -> None:
     book.member("w1")
     book.gang(GangState.QUEUED, gang="h")
     book.member("w2")
@@ -338,23 +329,20 @@ def test_members_that_were_not_granted_in_one_batch_are_found() -> None:
     assert book.audit.broken == ["L7 at revision 2: g is granted in part, and gang.h was written"]
 
 
-def test_a_member_that_goes_while_its_gang_stands_is_found() -> None:
-    book = Book()
+def test_a_member_that_goes_while_its_gang_stands_is_found(book: Book) -> None:
     book.form()
     book.end("w1")
     assert book.audit.broken == ["L7 at revision 4: g is formed, and its member on train.w1 has gone"]
 
 
-def test_a_gang_that_ended_with_members_is_found() -> None:
-    book = Book()
+def test_a_gang_that_ended_with_members_is_found(book: Book) -> None:
     book.form()
     book.gang(GangState.ENDED)
     assert len(book.audit.broken) == 1 and "is ended and has members" in book.audit.broken[0]
 
 
 @pytest.mark.parametrize("generation", [2, 3])
-def test_a_generation_that_came_before_the_end_of_the_last_is_found(generation: int) -> None:
-    book = Book()
+def test_a_generation_that_came_before_the_end_of_the_last_is_found(book: Book, generation: int) -> None:
     book.form()
     if generation == 3:
         book.close()
@@ -362,8 +350,7 @@ def test_a_generation_that_came_before_the_end_of_the_last_is_found(generation: 
     assert len(book.audit.deposed) == 1 and f"is formed in generation {generation}" in book.audit.deposed[0]
 
 
-def test_gangs_that_took_turns_are_in_order() -> None:
-    book = Book()
+def test_gangs_that_took_turns_are_in_order(book: Book) -> None:
     steps = [("a", GangState.FORMED), ("a", GangState.TEARING_DOWN), ("b", GangState.FORMED)]
     assert book.audit.in_turn(steps)[0] == "gang a was never formed"
     book.form(gang="a")

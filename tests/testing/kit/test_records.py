@@ -52,13 +52,8 @@ def test_what_a_client_holds_is_read_back(tmp_path: Path) -> None:
     left = book.note("left", name="T", lost=True)
     first, second = read(tmp_path).holdings
     assert (first.name, first.asked, first.told, first.left, first.sync, first.lost) == (
-        "T",
-        1.0,
-        told,
-        left,
-        True,
-        True,
-    )
+        "T", 1.0, told, left, True, True,
+    )  # fmt: skip
     assert (second.name, second.slots, second.left, second.lost) == ("G", None, NEVER, False)
 
 

@@ -18,7 +18,7 @@ from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.fakes import Rig, on_rig, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, rejects, silent, turns
 from ...support.rows import in_rows
 
 
@@ -171,7 +171,6 @@ def counts(rig: Rig) -> tuple[int, int]:
     return numbers["requests"], numbers["errors"]
 
 
-@on_rig()
 async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -182,10 +181,8 @@ async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
     with pytest.raises(TaskFailed):
         await rig.client.call("images.echo", 1)
     assert counts(rig) == (3, 1)
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
     first = await rig.worker("w1")
     await warm(rig)
@@ -195,19 +192,15 @@ async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
     tries = [frame for worker in (first, second) for frame in worker.heard[-2:] if frame[3] == [1]]
     assert max(frame[9]["attempt"] for frame in tries if frame[9]) >= 2
     assert counts(rig) == (2, 0)
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_stale_epoch_is_asked_again_there_at_once(rig: Rig) -> None:
     worker = await rig.worker(behave=rejects(Reason.STALE, 0))
     await warm(rig)
     worker.behave = rejects(Reason.STALE, 1)
     assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -218,10 +211,8 @@ async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig
     with pytest.raises(WorkerLost) as caught:
         await call
     assert caught.value.may_have_started
-    rig.balanced()
 
 
-@on_rig()
 async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -231,10 +222,8 @@ async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> N
     await rig.worker("w2")
     worker.stop_beating()
     assert await call == ["w2", "again"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -250,10 +239,8 @@ async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(r
     worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
     await turns()
     assert counts(rig) == (2, 1)
-    rig.balanced()
 
 
-@on_rig()
 async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -264,10 +251,8 @@ async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None
     await turns()
     assert len(worker.heard) == 1
     assert counts(rig) == (2, 1)
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -282,7 +267,6 @@ async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
         await rig.client.call("images.echo", 1)
 
 
-@on_rig()
 async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -292,10 +276,8 @@ async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(ri
     assert len(worker.heard) == 1 and not call.done()
     rig.hub.reconnect(rig.bus)
     assert await call == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(rig: Rig) -> None:
     await rig.worker()
     await warm(rig)
@@ -304,10 +286,9 @@ async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(r
     with pytest.raises(PayloadTooLarge):
         await rig.client.call("images.echo", b"x" * rig.hub.max_payload)
     assert counts(rig) == (3, 2)
-    rig.balanced()
 
 
-@on_rig(default_timeout_s=2.0)
+@pytest.mark.router(default_timeout_s=2.0)
 async def test_a_default_deadline_travels_with_every_call(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -315,7 +296,6 @@ async def test_a_default_deadline_travels_with_every_call(rig: Rig) -> None:
     assert [frame[5] for frame in worker.heard] == [2000, 2000]
 
 
-@on_rig()
 async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -324,7 +304,6 @@ async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Ri
     assert worker.heard[-1][5] == 3000
 
 
-@on_rig()
 async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> None:
     workers = [await rig.worker(name) for name in ("w1", "w2", "w3")]
     await warm(rig)
@@ -369,22 +348,17 @@ def test_options_with_a_key_are_what_they_are_when_made_at_once(options, key):
 
 
 @pytest.mark.parametrize("options", [{"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
-def test_options_that_ask_for_something_are_not_plain(options, monkeypatch):
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        await rig.worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
-        await warm(rig)
-        fast_path = rig.router._fast_path
-        with monkeypatch.context() as patch:
-            patch.setattr(fast_path, "launch", None)
-            assert await rig.router.call("images.echo", options=CallOptions(**options)) == ["w1", "echo"]
-        flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
-        assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
-
-    asyncio.run(run())
+async def test_options_that_ask_for_something_are_not_plain(rig: Rig, options, monkeypatch) -> None:
+    await rig.worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
+    await warm(rig)
+    fast_path = rig.router._fast_path
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_path, "launch", None)
+        assert await rig.router.call("images.echo", options=CallOptions(**options)) == ["w1", "echo"]
+    flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
+    assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
 
 
-@on_rig()
 async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_message(rig: Rig) -> None:
     worker = await rig.worker(slots=50)
     await warm(rig)
@@ -400,4 +374,3 @@ async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_me
     await asyncio.sleep(1)
     await rig.client.call("images.echo")
     assert len(prompted) == 5  # nobody has just been answered
-    rig.balanced()

@@ -14,12 +14,10 @@ from gangline.schemas.errors.base import InvalidRequest, NoWorkers, ResultLost, 
 from gangline.schemas.records.workers import Registration
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskState
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
-from ...support.rows import in_rows
+from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
 from ...waiting import until
 
 
-@on_rig()
 async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_unknown(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -31,10 +29,8 @@ async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_un
         await call
     assert 2.5 < loop.time() - began < 4
     assert caught.value.may_have_started and caught.value.details["worker"] == "images.w1"
-    rig.balanced()
 
 
-@on_rig()
 async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.again"))
@@ -43,10 +39,8 @@ async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> N
     worker.stop_beating()
     assert await call == ["w2", "again"]
     assert rig.workers[1].heard_of(RequestOp.TASK)[0][9]["attempt"] == 2
-    rig.balanced()
 
 
-@on_rig()
 async def test_the_caller_may_say_that_a_task_is_idempotent_or_not(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     yes = asyncio.ensure_future(rig.client.options(idempotent=True).call("images.echo"))
@@ -59,7 +53,6 @@ async def test_the_caller_may_say_that_a_task_is_idempotent_or_not(rig: Rig) -> 
         await no
 
 
-@on_rig()
 async def test_a_call_to_a_process_that_was_not_registered_yet_is_not_lost_by_its_registration(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     before = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -78,10 +71,8 @@ async def test_a_call_to_a_process_that_was_not_registered_yet_is_not_lost_by_it
     assert not since.done()
     worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[2][1], "done"))
     assert await since == "done"
-    rig.balanced()
 
 
-@on_rig()
 async def test_what_nobody_received_is_sent_elsewhere_at_once(rig: Rig) -> None:
     dead = await rig.worker("w1")
     await rig.client.call("images.echo")
@@ -93,10 +84,8 @@ async def test_what_nobody_received_is_sent_elsewhere_at_once(rig: Rig) -> None:
     for _ in range(10):
         assert await rig.client.call("images.echo") == ["w2", "echo"]
     assert loop.time() - began < 0.5
-    rig.balanced()
 
 
-@on_rig()
 async def test_what_a_worker_received_before_it_died_is_not_taken_for_unheard(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, slots=3)
     first = asyncio.ensure_future(rig.client.call("images.echo", 1))
@@ -108,7 +97,6 @@ async def test_what_a_worker_received_before_it_died_is_not_taken_for_unheard(ri
     assert await second == ["w2", "echo"]
     with pytest.raises(WorkerLost):
         await first
-    rig.balanced()
 
 
 class SlowToRefuse:
@@ -121,31 +109,27 @@ class SlowToRefuse:
         return WriteOutcome(0.0, 0.0)
 
 
-@in_rows("answers_first", [0, 1])
-async def test_what_nobody_received_is_known_though_the_worker_is_replaced_meanwhile(answers_first: int) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        worker = await rig.worker("w1", silent, slots=3)
-        received = asyncio.ensure_future(rig.client.call("images.echo", 1))
-        await worker.hears(RequestOp.TASK)
-        await worker.die()
-        rig.hub.faults = SlowToRefuse()
-        sent = asyncio.ensure_future(rig.client.call("images.echo", 2))
-        channel = rig.router.pools["images"].core.view.workers["w1"].link
-        await until(lambda: channel.messages == 2 and channel.unheard >= answers_first)
-        worker.instance, worker.epoch = "w1-2", 2
-        await worker.register()
-        await turns()
-        await rig.worker("w2")
-        assert await sent == ["w2", "echo"]
-        with pytest.raises(WorkerLost):
-            await received
-        rig.balanced()
-
-    await run()
+@pytest.mark.parametrize("answers_first", [0, 1])
+async def test_what_nobody_received_is_known_though_the_worker_is_replaced_meanwhile(
+    rig: Rig, answers_first: int
+) -> None:
+    worker = await rig.worker("w1", silent, slots=3)
+    received = asyncio.ensure_future(rig.client.call("images.echo", 1))
+    await worker.hears(RequestOp.TASK)
+    await worker.die()
+    rig.hub.faults = SlowToRefuse()
+    sent = asyncio.ensure_future(rig.client.call("images.echo", 2))
+    channel = rig.router.pools["images"].core.view.workers["w1"].link
+    await until(lambda: channel.messages == 2 and channel.unheard >= answers_first)
+    worker.instance, worker.epoch = "w1-2", 2
+    await worker.register()
+    await turns()
+    await rig.worker("w2")
+    assert await sent == ["w2", "echo"]
+    with pytest.raises(WorkerLost):
+        await received
 
 
-@on_rig()
 async def test_what_a_frozen_worker_may_have_received_is_lost_as_soon_as_it_is_replaced(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -157,10 +141,8 @@ async def test_what_a_frozen_worker_may_have_received_is_lost_as_soon_as_it_is_r
     with pytest.raises(WorkerLost) as lost:
         await call
     assert lost.value.may_have_started and loop.time() - began_at < 0.1
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> None:
     old = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -170,10 +152,8 @@ async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> Non
     with pytest.raises(WorkerLost):
         await call
     assert await rig.client.call("images.echo") == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -189,7 +169,6 @@ async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig
     assert await call == "done"
 
 
-@on_rig()
 async def test_when_the_last_worker_is_lost_whoever_waits_is_told(rig: Rig) -> None:
     worker = await rig.worker(slots=1, behave=silent)
     running = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -198,13 +177,11 @@ async def test_when_the_last_worker_is_lost_whoever_waits_is_told(rig: Rig) -> N
     await worker.die()
     results = await asyncio.gather(running, waiting, return_exceptions=True)
     assert isinstance(results[0], WorkerLost) and isinstance(results[1], NoWorkers)
-    rig.balanced()
 
 
 # -- CHECK --------------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_a_task_that_the_worker_never_saw_is_sent_again(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -218,10 +195,8 @@ async def test_a_task_that_the_worker_never_saw_is_sent_again(rig: Rig) -> None:
     worker.behave = unknown
     assert await call == ["w1", "echo"]
     assert len(worker.heard_of(RequestOp.CHECK)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_forgotten_answer_is_lost_unless_the_task_is_idempotent(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     once = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -237,10 +212,8 @@ async def test_a_forgotten_answer_is_lost_unless_the_task_is_idempotent(rig: Rig
     with pytest.raises(ResultLost):
         await once
     assert await often == ["w1", "again"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_long_task_is_asked_for_less_and_less_often(rig: Rig) -> None:
     def busy(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.CHECK:
@@ -256,7 +229,6 @@ async def test_a_long_task_is_asked_for_less_and_less_often(rig: Rig) -> None:
     assert await call == "late"
 
 
-@on_rig()
 async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_says_so(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.again"))
@@ -265,10 +237,8 @@ async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_sa
     with pytest.raises(WorkerLost) as caught:
         await call
     assert caught.value.may_have_started
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_first_may_have_run(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.again"))
@@ -278,10 +248,8 @@ async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_firs
     with pytest.raises(InvalidRequest) as caught:
         await call
     assert caught.value.may_have_started
-    rig.balanced()
 
 
-@on_rig()
 async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -298,10 +266,8 @@ async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig
     with pytest.raises(WorkerLost):
         await call
     assert worker.heard_of(RequestOp.CHECK) and len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_never_seen_counts_from_a_later_epoch_of_the_same_process(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -314,4 +280,3 @@ async def test_never_seen_counts_from_a_later_epoch_of_the_same_process(rig: Rig
 
     worker.behave, worker.epoch = thawed, 9  # its heartbeats say so
     assert await call == ["w1", "echo"]
-    rig.balanced()

@@ -10,7 +10,7 @@ from gangline.dispatcher.calls.call import CallOptions
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
-from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, silent, turns
 from .test_calls import rejects
 
 
@@ -24,7 +24,6 @@ def timeouts(rig: Rig) -> int:
     return sum(map(len, rig.router._fast_path._timeouts.values()))
 
 
-@on_rig()
 async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -37,10 +36,8 @@ async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
     flight = rig.router._fast_path.launch("images.echo", (2,), {}, CallOptions(timeout_s=2.5), 0)
     assert kept == {2.5: flight.timeouts} == rig.router._fast_path._timeouts
     await flight.future
-    rig.balanced()
 
 
-@on_rig()
 async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_counts_until_it_has(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -59,10 +56,8 @@ async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_coun
     assert timeouts(rig) == 0
     numbers = rig.router.metrics.statistics()
     assert (numbers["requests"], numbers["errors"]) == (2, 1)
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_refused_call_has_what_is_left_of_its_time_and_no_more(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -76,10 +71,8 @@ async def test_a_refused_call_has_what_is_left_of_its_time_and_no_more(rig: Rig)
     with pytest.raises(Saturated):
         await call
     assert loop.time() - began_at == pytest.approx(2)
-    rig.balanced()
 
 
-@on_rig()
 async def test_short_and_long_times_do_not_wait_for_each_other(rig: Rig) -> None:
     worker = await rig.worker(slots=10)
     await warm(rig)
@@ -96,7 +89,6 @@ async def test_short_and_long_times_do_not_wait_for_each_other(rig: Rig) -> None
     assert ended == [pytest.approx(3), pytest.approx(1), pytest.approx(2)]
 
 
-@on_rig()
 async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
@@ -111,20 +103,16 @@ async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) ->
     worker.answer((AnswerOp.OK, sent[1], "too late"))
     await turns()
     assert timeouts(rig) == 0
-    rig.balanced()
 
 
-@on_rig()
 async def test_arguments_that_cannot_be_sent_leave_no_deadline_behind(rig: Rig) -> None:
     await rig.worker()
     await warm(rig)
     with pytest.raises(InvalidRequest):
         await rig.client.options(timeout_s=1).call("images.echo", object())
     assert timeouts(rig) == 0
-    rig.balanced()
 
 
-@on_rig()
 async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_general_way(rig: Rig) -> None:
     worker = await rig.worker(slots=200)
     await warm(rig)
@@ -141,10 +129,8 @@ async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_gene
     worker.answer(*((AnswerOp.OK, frame[1], None) for frame in worker.heard_of(RequestOp.TASK)[1:]))
     await turns()
     assert timeouts(rig) == 0
-    rig.balanced()
 
 
-@on_rig()
 async def test_closed_it_rings_for_nobody(rig: Rig) -> None:
     fast_path = rig.router._fast_path
     made = fast_path._new_timeouts(1.0)

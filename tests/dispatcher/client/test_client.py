@@ -35,13 +35,12 @@ from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, silent, turns
 from ...support.rows import in_rows
 
 # -- options ------------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
     worker = await rig.worker(labels={"gpu": "yes"}, max_models=1)
     bound = rig.client.options(timeout_s=5, key="k").options(model="m", labels={"gpu": "yes"})
@@ -52,7 +51,6 @@ async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
     assert second[5] is None and second[9] is None
 
 
-@on_rig()
 async def test_a_model_is_refused_where_no_worker_has_any(rig: Rig) -> None:
     worker = await rig.worker("w1")
     with pytest.raises(InvalidRequest, match="'images' has no models"):
@@ -61,7 +59,6 @@ async def test_a_model_is_refused_where_no_worker_has_any(rig: Rig) -> None:
     await rig.worker("w2", max_models=1)
     await turns()
     await rig.client.options(model="m").call("images.echo")
-    rig.balanced()
 
 
 def test_a_client_that_was_never_connected_says_how() -> None:
@@ -72,7 +69,6 @@ def test_a_client_that_was_never_connected_says_how() -> None:
     assert not hasattr(connecting, "__wrapped__")
 
 
-@on_rig()
 async def test_bad_options_and_names_are_refused_at_once(rig: Rig) -> None:
     with pytest.raises(InvalidSettings):
         rig.client.options(timeout_s=-1)
@@ -84,7 +80,6 @@ async def test_bad_options_and_names_are_refused_at_once(rig: Rig) -> None:
             rig.client.choose_worker(pool)
 
 
-@on_rig()
 async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo")
@@ -101,10 +96,8 @@ async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
             with pytest.raises(InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
                 hold("images")
     assert len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_arguments_of_the_task_may_have_any_name(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo", self=1, target=2, method=3, options=4, timeout_s=5)
@@ -118,7 +111,6 @@ async def test_arguments_of_the_task_may_have_any_name(rig: Rig) -> None:
 # -- inherited deadline -------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_the_deadline_of_the_surrounding_task_is_inherited(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     loop = asyncio.get_running_loop()
@@ -127,7 +119,7 @@ async def test_the_deadline_of_the_surrounding_task_is_inherited(rig: Rig) -> No
     assert worker.heard_of(RequestOp.TASK)[0][5] <= 2000
 
 
-@on_rig(default_timeout_s=9)
+@pytest.mark.router(default_timeout_s=9)
 async def test_the_default_timeout_is_the_deadline_of_calls_without_one(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo")
@@ -152,7 +144,6 @@ def pool_of(slots: int = 2) -> Pool:
     return pool
 
 
-@on_rig()
 async def test_operators_see_and_steer_workers(rig: Rig) -> None:
     bus = rig.hub.connect("worker")
     async with Worker(pool_of(), bus=bus, names=rig.names, settings=WorkerSettings(id="w1")) as worker:
@@ -175,7 +166,6 @@ async def test_operators_see_and_steer_workers(rig: Rig) -> None:
             await rig.client.stats("images.w1")
 
 
-@on_rig()
 async def test_operating_mistakes_have_clear_errors(rig: Rig) -> None:
     await rig.worker("w1")  # speaks frames only
     with pytest.raises(InvalidName, match="is not POOL.WORKER"):
@@ -194,7 +184,6 @@ async def test_operating_mistakes_have_clear_errors(rig: Rig) -> None:
         await rig.client.drain("images.w1")
 
 
-@on_rig()
 async def test_a_real_worker_runs_calls_selections_and_leases(rig: Rig) -> None:
     bus = rig.hub.connect("worker")
     async with Worker(pool_of(), bus=bus, names=rig.names) as worker:
@@ -240,7 +229,6 @@ def test_options_are_called_and_typed_as_the_fields_that_they_set() -> None:
     assert get_type_hints(ClientOptions) == {name: taken[name] for name in names}
 
 
-@on_rig()
 async def test_an_option_of_another_name_is_refused(rig: Rig) -> None:
     with pytest.raises(TypeError, match=r"options\(\) got an unexpected keyword argument 'timeout'"):
         rig.client.options(timeout=5)

@@ -26,10 +26,9 @@ from gangline.schemas.errors.base import (
 )
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 
-from ...support.dispatcher.fakes import Rig, mute, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, mute, silent, turns
 
 
-@on_rig()
 async def test_a_lease_runs_many_tasks_on_one_worker_and_releases_once(rig: Rig) -> None:
     await rig.worker("w1", slots=4)
     await rig.worker("w2", slots=4)
@@ -41,10 +40,8 @@ async def test_a_lease_runs_many_tasks_on_one_worker_and_releases_once(rig: Rig)
     await turns()
     assert len(holder.heard_of(RequestOp.TASK)) == 10
     assert len(holder.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> None:
     worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=2) as lease:
@@ -65,7 +62,6 @@ async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> N
         assert lease.used == 0
 
 
-@on_rig()
 async def test_a_lease_that_does_not_wait_says_busy(rig: Rig) -> None:
     worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=1, wait=False) as lease:
@@ -79,7 +75,6 @@ async def test_a_lease_that_does_not_wait_says_busy(rig: Rig) -> None:
         await turns()
 
 
-@on_rig()
 async def test_a_cancelled_wait_for_a_slot_of_the_lease_takes_nothing(rig: Rig) -> None:
     worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=1) as lease:
@@ -94,7 +89,6 @@ async def test_a_cancelled_wait_for_a_slot_of_the_lease_takes_nothing(rig: Rig) 
         assert lease.used == 0
 
 
-@on_rig()
 async def test_a_lease_is_renewed_and_a_use_counts_as_a_renewal(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images", ttl_s=3) as lease:
@@ -105,7 +99,6 @@ async def test_a_lease_is_renewed_and_a_use_counts_as_a_renewal(rig: Rig) -> Non
     assert all(frame[3] == 3000 for frame in worker.heard_of(RequestOp.RENEW))
 
 
-@on_rig()
 async def test_a_lease_dies_with_its_epoch_and_with_its_worker(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images") as lease:
@@ -121,10 +114,8 @@ async def test_a_lease_dies_with_its_epoch_and_with_its_worker(rig: Rig) -> None
             await lease.call("echo")
         assert not caught.value.may_have_started
     assert worker.heard_of(RequestOp.TASK) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_lease_cannot_be_used_after_its_block_and_is_of_one_pool(rig: Rig) -> None:
     await rig.worker()
     async with rig.client.lease("images") as lease:
@@ -135,7 +126,6 @@ async def test_a_lease_cannot_be_used_after_its_block_and_is_of_one_pool(rig: Ri
         await lease.call("echo")
 
 
-@on_rig()
 async def test_releasing_a_lease_wakes_whoever_waits_for_its_slots(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.lease("images") as lease:
@@ -149,10 +139,8 @@ async def test_releasing_a_lease_wakes_whoever_waits_for_its_slots(rig: Rig) -> 
         assert await running == "finished"
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_sync_asks_for_the_ledger_first(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images", ledger="sync"):
@@ -160,7 +148,6 @@ async def test_sync_asks_for_the_ledger_first(rig: Rig) -> None:
     assert worker.heard_of(RequestOp.RESERVE)[0][5] == ReserveFlag.SYNC
 
 
-@on_rig()
 async def test_settings_of_leases_are_checked_before_anything_is_sent(rig: Rig) -> None:
     worker = await rig.worker()
     for bad in ({"slots": 0}, {"slots": -1}, {"ttl_s": 0.5}, {"ttl_s": 1e9}, {"ledger": "later"}):
@@ -171,7 +158,7 @@ async def test_settings_of_leases_are_checked_before_anything_is_sent(rig: Rig) 
     assert worker.heard == []
 
 
-@on_rig(max_queued=0)
+@pytest.mark.router(max_queued=0)
 async def test_reserves_obey_the_limits_of_waiting(rig: Rig) -> None:
     with pytest.raises(QueueFull):
         async with rig.client.choose_worker("images"):
@@ -184,17 +171,14 @@ async def test_reserves_obey_the_limits_of_waiting(rig: Rig) -> None:
     with pytest.raises(QueueFull):
         async with rig.client.lease("images"):
             pass
-    rig.balanced()
 
 
-@on_rig()
 async def test_reserving_in_an_empty_pool_is_no_workers(rig: Rig) -> None:
     with pytest.raises(NoWorkers):
         async with rig.client.choose_worker("images"):
             pass
 
 
-@on_rig()
 async def test_closing_the_client_releases_what_is_held(rig: Rig) -> None:
     worker = await rig.worker(slots=3)
     async with rig.client.choose_worker("images") as selection, rig.client.lease("images") as lease:
@@ -209,7 +193,6 @@ async def test_closing_the_client_releases_what_is_held(rig: Rig) -> None:
     assert len(worker.heard_of(RequestOp.RELEASE)) == 2
 
 
-@on_rig()
 async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
     events: list[tuple[str, str]] = []
 
@@ -244,7 +227,6 @@ async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
     assert sorted(events) == [("completed", "images.w1"), ("lost", "images.w1"), ("routed", "images.w1")]
 
 
-@on_rig()
 async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     loop = asyncio.get_running_loop()
@@ -255,10 +237,8 @@ async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None
     assert loop.time() - began == pytest.approx(2.3, abs=0.01)
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE))
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
     await rig.worker(behave=mute(RequestOp.RENEW))
     loop = asyncio.get_running_loop()

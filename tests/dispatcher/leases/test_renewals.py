@@ -20,11 +20,10 @@ from gangline.schemas.errors.base import (
 )
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, on_rig, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, turns
 from ...support.rows import in_rows
 
 
-@on_rig()
 async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
     await rig.worker(node="n1", zone="z1", address="10.0.0.1:80", labels={"gpu": "yes"})
     async with rig.client.choose_worker("images") as selection:
@@ -32,10 +31,8 @@ async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
         assert (selection.address, dict(selection.labels)) == ("10.0.0.1:80", {"gpu": "yes"})
         assert (selection.token, selection.epoch, selection.fence, selection.slots) == ("w1-t1", 1, 7, 1)
         assert await rig.client.dispatch(selection, "echo", 5) == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_the_happy_path_sends_no_release(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -44,10 +41,8 @@ async def test_the_happy_path_sends_no_release(rig: Rig) -> None:
     assert [frame[0] for frame in worker.heard] == [RequestOp.RESERVE, RequestOp.TASK]
     [reserve, task] = worker.heard
     assert reserve[5] == ReserveFlag.SINGLE_USE and task[6] == "w1-t1"
-    rig.balanced()
 
 
-@on_rig()
 async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images"):
@@ -55,10 +50,8 @@ async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
     await turns()
     [reserve] = worker.heard_of(RequestOp.RESERVE)
     assert worker.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], "w1-t1"]]
-    rig.balanced()
 
 
-@on_rig()
 async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig) -> None:
     worker = await rig.worker()
     with pytest.raises(KeyError, match="mine"):
@@ -66,10 +59,8 @@ async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig) ->
             raise KeyError("mine")
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_leaving_while_disconnected_does_not_mask_the_error_and_releases_later(rig: Rig) -> None:
     worker = await rig.worker()
     with pytest.raises(KeyError, match="mine"):
@@ -81,7 +72,6 @@ async def test_leaving_while_disconnected_does_not_mask_the_error_and_releases_l
     await worker.hears(RequestOp.RELEASE)
 
 
-@on_rig()
 async def test_a_selection_dispatches_once(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -91,10 +81,8 @@ async def test_a_selection_dispatches_once(rig: Rig) -> None:
     with pytest.raises(SelectionUsed):
         await rig.client.dispatch(selection, "echo")
     assert len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -103,10 +91,8 @@ async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
         )
     assert sum(isinstance(result, SelectionUsed) for result in results) == 2
     assert len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_closed_selection_and_another_pool_are_refused_before_sending(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -115,10 +101,8 @@ async def test_a_closed_selection_and_another_pool_are_refused_before_sending(ri
     with pytest.raises(SelectionClosed):
         await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.TASK) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_dispatch_that_has_not_begun_when_the_block_ends_is_safe(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -127,10 +111,8 @@ async def test_a_dispatch_that_has_not_begun_when_the_block_ends_is_safe(rig: Ri
         await late
     await turns()
     assert worker.heard_of(RequestOp.TASK) == [] and len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
@@ -139,20 +121,16 @@ async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
     worker.answer((AnswerOp.OK, task[1], "done"))
     assert await running == "done"
     assert worker.heard_of(RequestOp.RELEASE) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_bad_arguments_leave_the_selection_usable(rig: Rig) -> None:
     await rig.worker()
     async with rig.client.choose_worker("images") as selection:
         with pytest.raises(InvalidRequest):
             await rig.client.dispatch(selection, "echo", object())
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
     def failing(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.TASK:
@@ -165,10 +143,8 @@ async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
             await rig.client.dispatch(selection, "echo")
     await turns()
     assert worker.heard_of(RequestOp.RELEASE) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_holding_what_a_task_costs(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images.heavy") as selection:
@@ -177,13 +153,11 @@ async def test_holding_what_a_task_costs(rig: Rig) -> None:
     async with rig.client.choose_worker("images", slots=2) as selection:
         assert selection.slots == 2
     assert [frame[2] for frame in worker.heard_of(RequestOp.RESERVE)] == [2, 2]
-    rig.balanced()
 
 
 # -- cancellation at every await ----------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
     worker = await rig.worker(slots=1)
     async with rig.client.choose_worker("images"):
@@ -194,10 +168,8 @@ async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
         await turns()
         assert entering.cancelled()
     assert len(worker.heard_of(RequestOp.RESERVE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
@@ -208,10 +180,8 @@ async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
     worker.answer(worker.grant(reserve))  # too late; nobody takes it, and it is not released twice
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
@@ -227,10 +197,8 @@ async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
     await turns()
     assert entering.cancelled()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
@@ -243,12 +211,8 @@ async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(ri
     assert cancel[1] == task[1]
     # The task may not have arrived: then only this frees the slot. If it has, the token is used up, and it is a no-op.
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
-    await turns()
-    rig.balanced()
 
 
-@on_rig()
 async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(rig: Rig) -> None:
     worker = await rig.worker(slots=2, behave=mute(RequestOp.TASK))
     for _ in range(2):
@@ -267,7 +231,6 @@ async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(
 # -- lost answers -------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig) -> None:
     slow = await rig.worker("w1", mute(RequestOp.RESERVE))
     loop = asyncio.get_running_loop()
@@ -282,10 +245,8 @@ async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: 
     await turns()
     assert slow.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], None]]
     selection.close()
-    rig.balanced()
 
 
-@on_rig()
 async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     times: list[float] = []
@@ -303,13 +264,11 @@ async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
     assert waits[0] < 0.2 < waits[2] and all(1.0 <= wait <= 1.6 for wait in waits[4:]), waits
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE)) == len(times)
-    rig.balanced()
 
 
 # -- renewal and trust --------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -322,7 +281,6 @@ async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
     assert len(worker.heard_of(RequestOp.RENEW)) == len(renewals)
 
 
-@on_rig()
 async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worker_gives_it_up(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RENEW))
     loop = asyncio.get_running_loop()
@@ -333,10 +291,8 @@ async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worke
         with pytest.raises(LeaseExpired):
             await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.TASK) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.RENEW:
@@ -367,17 +323,14 @@ def test_the_margin_bears_clocks_that_differ_by_as_much_as_is_promised(ttl_s: fl
 # -- guaranteed dispatch ------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_when_the_chosen_worker_died_before_the_task_it_runs_elsewhere(rig: Rig) -> None:
     dead = await rig.worker("w1")
     async with rig.client.choose_worker("images") as selection:
         await dead.die()
         await rig.worker("w2")
         assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_when_the_chosen_worker_is_known_to_be_gone_it_runs_elsewhere(rig: Rig) -> None:
     dead = await rig.worker("w1")
     async with rig.client.choose_worker("images") as selection:
@@ -385,10 +338,8 @@ async def test_when_the_chosen_worker_is_known_to_be_gone_it_runs_elsewhere(rig:
         await asyncio.sleep(5)
         await rig.worker("w2")
         assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) -> None:
     worker = await rig.worker("w1")
 
@@ -400,10 +351,8 @@ async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) 
     async with rig.client.choose_worker("images") as selection:
         worker.epoch, worker.behave = 2, frozen_since
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig) -> None:
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.TASK and frame[6] is not None:
@@ -413,10 +362,8 @@ async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: 
     await rig.worker(behave=forgetful)
     async with rig.client.choose_worker("images") as selection:
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
 async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig) -> None:
     worker = await rig.worker("w1", mute(RequestOp.TASK))
     await rig.worker("w2", labels={"not": "this"})
@@ -430,10 +377,8 @@ async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(
             await dispatch
         assert caught.value.may_have_started
     del worker
-    rig.balanced()
 
 
-@on_rig()
 async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) -> None:
     await rig.worker("w1", mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
@@ -442,4 +387,3 @@ async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) 
         await rig.worker("w2")
         await rig.workers[0].die()
         assert await dispatch == ["w2", "again"]
-    rig.balanced()

@@ -13,7 +13,7 @@ from gangline.dispatcher.transport.exchange import RequestExchange
 from gangline.schemas.errors.base import WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, silent, turns
 
 
 def known(rig: Rig, name: str) -> WorkerEntry:
@@ -27,7 +27,6 @@ async def answers(worker: FakeWorker, value: str) -> None:
     worker.answer((AnswerOp.OK, frame[1], value))
 
 
-@on_rig()
 async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -41,10 +40,8 @@ async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
     assert known(rig, "w1") is before and before.eligible
     await answers(worker, "late, and right")
     assert await call == "late, and right"
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_again(rig: Rig) -> None:
     await rig.worker()
     await rig.client.call("images.echo")
@@ -59,7 +56,6 @@ async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_aga
     assert told == [False, False] and before.eligible  # when it was suspected, and when it was heard of again
 
 
-@on_rig()
 async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -77,7 +73,6 @@ async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(r
     assert await call == "late" and told == [True]
 
 
-@on_rig()
 async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_lost(rig: Rig) -> None:
     away = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -97,10 +92,8 @@ async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_los
     assert before.eligible
     await answers(away, "done")
     assert await call == "done"
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_dead_worker_is_lost_when_its_heartbeat_has_expired_and_not_before(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -112,10 +105,9 @@ async def test_a_dead_worker_is_lost_when_its_heartbeat_has_expired_and_not_befo
         await call
     assert 2.0 < asyncio.get_running_loop().time() - began < 3.6
     assert "w1" not in rig.router.pools["images"].core.view.workers
-    rig.balanced()
 
 
-@on_rig(unconfirmed_after_s=5.0)
+@pytest.mark.router(unconfirmed_after_s=5.0)
 async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_task_waits_on(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -144,7 +136,6 @@ async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_t
     assert lost == [TryOutcome.LOST] and not exchange.is_open(flight)
 
 
-@on_rig()
 async def test_an_answer_of_the_ledger_that_comes_late_is_not_believed(rig: Rig) -> None:
     await rig.worker()
     await rig.client.call("images.echo")

@@ -25,7 +25,7 @@ from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
 from .test_route_core import bound
 
 
@@ -69,7 +69,6 @@ def traffic(rig: Rig) -> Any:
 # -- following ----------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_an_endpoint_without_a_route_is_its_pool_and_found_by_one_look(rig: Rig) -> None:
     await crew(rig, "e")
     assert await call(rig) == "e"
@@ -77,7 +76,6 @@ async def test_an_endpoint_without_a_route_is_its_pool_and_found_by_one_look(rig
     assert rig.hub.store(rig.names.routes_bucket) is None
 
 
-@on_rig()
 async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> None:
     await crew(rig, "v1", "v2", slots=1000)
     await set_route(rig, "e", {"to": {"v1": 90, "v2": 10}})
@@ -91,7 +89,6 @@ async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> N
     assert sum(number for _, number in requests) == 1000
 
 
-@on_rig()
 async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -103,7 +100,6 @@ async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig)
     assert await call(rig) == "v1"
 
 
-@on_rig()
 async def test_an_invalid_route_leaves_traffic_as_it_is(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -113,7 +109,6 @@ async def test_an_invalid_route_leaves_traffic_as_it_is(rig: Rig) -> None:
     assert "add up to 0" in rig.client.statistics()["routes"]["refused"]["e"]
 
 
-@on_rig()
 async def test_who_names_a_pool_means_it_whatever_the_route_says(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -122,7 +117,6 @@ async def test_who_names_a_pool_means_it_whatever_the_route_says(rig: Rig) -> No
     assert await call(rig) == "v1"
 
 
-@on_rig()
 async def test_a_key_keeps_its_pool_while_the_weights_do(rig: Rig) -> None:
     await crew(rig, "v1", "v2")
     await set_route(rig, "e", {"to": {"v1": 70, "v2": 30}})
@@ -132,7 +126,6 @@ async def test_a_key_keeps_its_pool_while_the_weights_do(rig: Rig) -> None:
         assert {await call(rig, key=key) for _ in range(3)} == {wanted}
 
 
-@on_rig()
 async def test_without_storage_the_last_known_routes_stay_in_force(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -150,7 +143,6 @@ async def stuck(rig: Rig, pool: str) -> FakeWorker:
     return await rig.worker(f"stuck-{pool}", silent, pool=pool, slots=1)
 
 
-@on_rig()
 async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_new_one_in_order(rig: Rig) -> None:
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -177,7 +169,6 @@ async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-@on_rig()
 async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_first_route(rig: Rig) -> None:
     old = await stuck(rig, "e")
     first = asyncio.ensure_future(call(rig))
@@ -194,7 +185,6 @@ async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_
     await asyncio.gather(first, named, return_exceptions=True)
 
 
-@on_rig()
 async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1, "v2": 0}})
@@ -209,7 +199,6 @@ async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
     await asyncio.gather(first, return_exceptions=True)
 
 
-@on_rig()
 async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new_one(rig: Rig) -> None:
     old = await stuck(rig, "v1")
     await crew(rig, "v2")
@@ -221,7 +210,6 @@ async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new
     assert await asked == "v2"
 
 
-@on_rig()
 async def test_a_request_that_may_have_started_is_not_moved(rig: Rig) -> None:
     old = await stuck(rig, "v1")
     await crew(rig, "v2")
@@ -234,7 +222,7 @@ async def test_a_request_that_may_have_started_is_not_moved(rig: Rig) -> None:
         await asked
 
 
-@on_rig(max_queued=3)
+@pytest.mark.router(max_queued=3)
 async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> None:
     old, new = await stuck(rig, "v1"), await stuck(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -255,7 +243,6 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
     assert rig.router.pools["v2"].core.waiting == 0
 
 
-@on_rig()
 async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
     def streaming(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.TASK:
@@ -283,7 +270,6 @@ async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
 # -- pools without workers ----------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_the_share_of_a_pool_without_workers_is_taken_by_the_others(rig: Rig) -> None:
     await crew(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 50, "gone": 50}})
@@ -297,14 +283,12 @@ async def test_the_share_of_a_pool_without_workers_is_taken_by_the_others(rig: R
     assert set(await asyncio.gather(*calls(rig, 50))) == {"v1", "gone"}
 
 
-@on_rig()
 async def test_when_no_pool_of_the_route_has_workers_everybody_hears_so(rig: Rig) -> None:
     await set_route(rig, "e", {"to": {"a": 1, "b": 1}})
     results = await asyncio.gather(*calls(rig, 10), return_exceptions=True)
     assert {type(result) for result in results} == {NoWorkers}
 
 
-@on_rig()
 async def test_a_task_that_a_pool_of_the_route_lacks_is_an_error_that_names_the_pool(rig: Rig) -> None:
     await rig.worker("w1", pool="v1", methods={"other": MethodInfo()})
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -315,7 +299,6 @@ async def test_a_task_that_a_pool_of_the_route_lacks_is_an_error_that_names_the_
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, pool="v1", slots=100)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 2}})
@@ -333,7 +316,6 @@ async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) ->
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-@on_rig()
 async def test_other_pools_of_the_route_take_what_is_above_a_limit(rig: Rig) -> None:
     await rig.worker("w1", silent, pool="v1", slots=100)
     await rig.worker("w2", pool_named, pool="v2", slots=100)
@@ -347,7 +329,6 @@ async def test_other_pools_of_the_route_take_what_is_above_a_limit(rig: Rig) -> 
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@on_rig()
 async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
@@ -366,7 +347,6 @@ async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> 
     assert await second == "second"
 
 
-@on_rig()
 async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
@@ -388,7 +368,7 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-@on_rig(saturated_wait_s=5.0)
+@pytest.mark.router(saturated_wait_s=5.0)
 async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_not_move(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
@@ -406,7 +386,7 @@ async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_n
     await asyncio.gather(second, return_exceptions=True)
 
 
-@on_rig(max_queued=2)
+@pytest.mark.router(max_queued=2)
 async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> None:
     await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
@@ -419,7 +399,6 @@ async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> N
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@on_rig()
 async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, pool="v1", slots=10)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
@@ -435,7 +414,6 @@ async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@on_rig()
 async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
     await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
@@ -449,7 +427,6 @@ async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
 # -- selections and leases ----------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_selections_and_leases_follow_the_route_and_count_until_they_are_given_back(rig: Rig) -> None:
     await crew(rig, "v1", slots=8)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 2}})
@@ -470,7 +447,6 @@ async def test_selections_and_leases_follow_the_route_and_count_until_they_are_g
     rig.balanced("v1")
 
 
-@on_rig()
 async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
     old = await rig.worker("w1", pool="v1", slots=1)
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -492,7 +468,6 @@ async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
 # -- from a client ------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_returns(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     record = await rig.client.set_route("e", {"to": {"v1": 1}, "queue": {"per_key": 3}})
@@ -512,7 +487,6 @@ async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_r
         await rig.router.routes.refresh()
 
 
-@on_rig()
 async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_hear_so(rig: Rig) -> None:
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1}})

@@ -14,8 +14,7 @@ from gangline.schemas.errors.base import DeadlineExceeded, PayloadTooLarge, Task
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, rejects, silent, turns
-from ...support.rows import in_rows
+from ...support.dispatcher.fakes import FakeWorker, Rig, rejects, silent, turns
 from .test_route_core import bound
 from .test_routes import call, crew, set_route, traffic
 
@@ -45,38 +44,31 @@ def without_the_general_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("by_key", [False, True])
-def test_with_and_without_a_key_nothing_else_is_asked(by_key: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        await routed(rig, "v1", "v2", by_key=by_key)
-        pool = await call(rig, key="k") if by_key else None
-        before = requests(rig)
-        without_the_general_path(rig, monkeypatch)
-        if by_key:
-            assert await call(rig, key="k") == pool
-        counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
-        assert abs(counted["v1"] - 250) < bound(500, 0.5), counted
-        counted[pool] += by_key
-        assert requests(rig) - before == {("e", each): counted[each] for each in ("v1", "v2")}
-        assert traffic(rig) == AT_REST
-        monkeypatch.undo()
-
-    asyncio.run(run())
+async def test_with_and_without_a_key_nothing_else_is_asked(
+    rig: Rig, by_key: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await routed(rig, "v1", "v2", by_key=by_key)
+    pool = await call(rig, key="k") if by_key else None
+    before = requests(rig)
+    without_the_general_path(rig, monkeypatch)
+    if by_key:
+        assert await call(rig, key="k") == pool
+    counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
+    assert abs(counted["v1"] - 250) < bound(500, 0.5), counted
+    counted[pool] += by_key
+    assert requests(rig) - before == {("e", each): counted[each] for each in ("v1", "v2")}
+    assert traffic(rig) == AT_REST
+    monkeypatch.undo()
 
 
-@in_rows("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
-def test_limits_and_copies_are_left_to_the_general_path(route: dict[str, object]) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        await crew(rig, "copy")
-        await routed(rig, "v1", **route)
-        assert rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0) is None
-        assert await call(rig) == "v1"
-
-    asyncio.run(run())
+@pytest.mark.parametrize("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
+async def test_limits_and_copies_are_left_to_the_general_path(rig: Rig, route: dict[str, object]) -> None:
+    await crew(rig, "copy")
+    await routed(rig, "v1", **route)
+    assert rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0) is None
+    assert await call(rig) == "v1"
 
 
-@on_rig()
 async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
     (worker,) = await routed(rig, "v1")
     worker.behave = silent
@@ -91,7 +83,6 @@ async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_a_cancelled_call_is_counted_until_its_worker_has_let_go(rig: Rig) -> None:
     (worker,) = await routed(rig, "v1")
     worker.behave = silent
@@ -107,24 +98,18 @@ async def test_a_cancelled_call_is_counted_until_its_worker_has_let_go(rig: Rig)
 
 
 @pytest.mark.parametrize("answer", [(AnswerOp.OK, "v1"), (AnswerOp.ERROR, "task_failed", "no", None, True)])
-def test_a_call_that_is_cancelled_just_after_its_answer_is_not_counted(answer: tuple[object, ...]) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        (worker,) = await routed(rig, "v1")
-        worker.behave = silent
-        flight = rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0)
-        assert flight is not None and flight.share is not None
-        sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-        worker.answer((answer[0], sent[1], *answer[1:]))
-        await flight.future
-        rig.router._fast_path.failed(flight, asyncio.CancelledError())
-        assert traffic(rig) == AT_REST
-        await turns()
-
-    asyncio.run(run())
+async def test_a_call_cancelled_just_after_its_answer_is_not_counted(rig: Rig, answer: tuple[object, ...]) -> None:
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    flight = rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0)
+    assert flight is not None and flight.share is not None
+    sent = (await worker.hears(RequestOp.TASK, 9))[-1]
+    worker.answer((answer[0], sent[1], *answer[1:]))
+    await flight.future
+    rig.router._fast_path.failed(flight, asyncio.CancelledError())
+    assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
     await routed(rig, "v1")
     await turns()  # or it would be sent at once
@@ -137,7 +122,6 @@ async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_a_deadline_ends_the_call_and_later_its_count(rig: Rig) -> None:
     (worker,) = await routed(rig, "v1")
     worker.behave = silent
@@ -151,7 +135,6 @@ async def test_a_deadline_ends_the_call_and_later_its_count(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_a_refused_call_is_tried_again_in_its_pool_and_counted_once(rig: Rig) -> None:
     first, second = await routed(rig, "v1", "v2")
     heard = len(first.heard), len(second.heard)
@@ -166,7 +149,6 @@ async def test_a_refused_call_is_tried_again_in_its_pool_and_counted_once(rig: R
     assert {pool.core.placed for pool in rig.router.pools.values()} == {0}
 
 
-@on_rig()
 async def test_a_lost_worker_leaves_no_count(rig: Rig) -> None:
     (worker,) = await routed(rig, "v1")
     worker.behave = silent
@@ -179,7 +161,6 @@ async def test_a_lost_worker_leaves_no_count(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_a_route_that_is_deleted_under_traffic_comes_to_rest(rig: Rig) -> None:
     workers = await routed(rig, "v1")
     await crew(rig, "e")
@@ -194,7 +175,6 @@ async def test_a_route_that_is_deleted_under_traffic_comes_to_rest(rig: Rig) -> 
     assert traffic(rig) is None
 
 
-@on_rig()
 async def test_a_full_pool_keeps_its_share(rig: Rig) -> None:
     """A call whose pool has no free slot waits there, and does not draw again."""
     slow, _fast = await routed(rig, "v1", "v2")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import itertools
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import pytest
 
 from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, Message
@@ -184,6 +186,11 @@ class FakeWorker:
     def answer(self, *frames: Frame, reply: str | None = None) -> None:
         self.bus.publish(reply or self.replies[-1], encode_answer(self.epoch, self.current_load, list(frames)))
 
+    def let_go(self) -> None:
+        """Stop all tasks that were cancelled."""
+        if cancelled := self.heard_of(RequestOp.CANCEL):
+            self.answer(*((AnswerOp.ERROR, frame[1], "task_cancelled", "stopped", None, True) for frame in cancelled))
+
     def _take(self, message: Message) -> None:
         envelope = decode_request(message.data)
         self.messages += 1
@@ -225,6 +232,18 @@ class Rig:
         for bus in self.hub.connections:
             await bus.close()
 
+    async def stop_at_rest(self, failure: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failure is None and self.router.running:
+                await turns()
+                for worker in self.workers:
+                    worker.let_go()
+                await turns()
+                for pool in self.router.pools:
+                    self.balanced(pool)
+        finally:
+            await self.stop()
+
     async def worker(self, name: str = "w1", behave: Behaviour | None = None, **facts: Any) -> FakeWorker:
         worker = FakeWorker(self, name, **facts)
         if behave is not None:
@@ -247,25 +266,14 @@ class Rig:
         assert self.router.statistics()["holds"] == 0
 
 
-def on_rig(
-    **settings: Any,
-) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], Coroutine[Any, Any, None]]]:
-    """Pass a running Rig to a test as its first argument."""
-
-    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
-        async def run() -> None:
-            rig = Rig(**settings)
-            await rig.start()
-            try:
-                await test(rig)
-            finally:
-                await rig.stop()
-
-        functools.update_wrapper(run, test)
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take `rig` for a fixture
-        return run
-
-    return decorate
+@pytest.fixture
+async def rig(request: pytest.FixtureRequest, opened: contextlib.AsyncExitStack) -> Rig:
+    """A running Rig, with the settings in `@pytest.mark.router(...)`. When the test ends, its router holds nothing."""
+    marker = request.node.get_closest_marker("router")
+    rig = Rig(**marker.kwargs if marker else {})
+    await rig.start()
+    opened.push_async_exit(rig.stop_at_rest)
+    return rig
 
 
 async def turns(count: int = 20) -> None:

@@ -8,23 +8,11 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import (
-    ClosedError,
-    DeadlineExceeded,
-    Disconnected,
-    Draining,
-    InvalidRequest,
-    NoWorkers,
-    PayloadTooLarge,
-    QueueFull,
-    Saturated,
-    TaskFailed,
-    UnknownMethod,
-    WorkerLost,
-)
+from gangline import errors
 from gangline.schemas.wire.frames import AnswerOp, Frame, Load, Reason, RequestOp, TaskState
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, rejects, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, cancel_and_wait, obedient, rejects, silent, turns
+from ...waiting import loop_time
 
 
 async def test_a_call_returns_what_the_worker_answers(rig: Rig) -> None:
@@ -35,16 +23,14 @@ async def test_a_call_returns_what_the_worker_answers(rig: Rig) -> None:
 
 
 async def test_calls_of_one_turn_share_a_message(rig: Rig) -> None:
-    worker = await rig.worker(slots=50)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=50)
     before = worker.messages
     await asyncio.gather(*(rig.client.call("images.echo", n) for n in range(15)))
     assert worker.messages == before + 1
 
 
 async def test_messages_are_split_at_the_servers_limit(rig: Rig) -> None:
-    worker = await rig.worker(slots=50)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=50)
     before = worker.messages
     await asyncio.gather(*(rig.client.call("images.echo", b"x" * 300_000) for _ in range(10)))
     assert worker.messages == before + 4  # three fit in a mebibyte
@@ -55,21 +41,21 @@ async def test_an_oversize_call_fails_alone_and_nothing_is_sent(rig: Rig) -> Non
     big = rig.client.call("images.echo", b"x" * 2_000_000)
     small = rig.client.call("images.echo", 1)
     results = await asyncio.gather(big, small, return_exceptions=True)
-    assert isinstance(results[0], PayloadTooLarge) and "2000" in str(results[0])
+    assert isinstance(results[0], errors.PayloadTooLarge) and "2000" in str(results[0])
     assert results[1] == ["w1", "echo"]
     assert len(worker.heard_of(RequestOp.TASK)) == 1
 
 
 async def test_arguments_that_have_no_form_on_the_wire_fail_before_sending(rig: Rig) -> None:
     worker = await rig.worker()
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         await rig.client.call("images.echo", object())
     assert worker.heard == []
 
 
 async def test_a_task_that_raised_is_told_with_its_type(rig: Rig) -> None:
     await rig.worker(behave=lambda _, f: [(AnswerOp.ERROR, f[1], "task_failed", "boom", {"type": "ValueError"}, True)])
-    with pytest.raises(TaskFailed) as caught:
+    with pytest.raises(errors.TaskFailed) as caught:
         await rig.client.call("images.echo")
     assert caught.value.remote_type == "ValueError" and caught.value.may_have_started
 
@@ -108,11 +94,10 @@ async def test_probes_of_a_full_worker_back_off_to_half_a_second(rig: Rig) -> No
 async def test_with_a_deadline_a_saturated_pool_is_an_error_at_the_deadline_and_nothing_started(rig: Rig) -> None:
     worker = await rig.worker(behave=rejects(Reason.FULL))
     worker.load = Load(2, 0, 2)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(Saturated) as caught:
+    began = loop_time()
+    with pytest.raises(errors.Saturated) as caught:
         await rig.client.options(timeout_s=3).call("images.echo")
-    assert loop.time() - began == pytest.approx(3, abs=0.1)
+    assert loop_time() - began == pytest.approx(3, abs=0.1)
     assert not caught.value.may_have_started
 
 
@@ -120,17 +105,16 @@ async def test_with_a_deadline_a_saturated_pool_is_an_error_at_the_deadline_and_
 async def test_without_a_deadline_a_saturated_pool_is_an_error_when_it_makes_no_progress(rig: Rig) -> None:
     worker = await rig.worker(behave=rejects(Reason.FULL))
     worker.load = Load(2, 0, 2)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(Saturated):
+    began = loop_time()
+    with pytest.raises(errors.Saturated):
         await rig.client.call("images.echo")
-    assert 7 <= loop.time() - began < 8
+    assert 7 <= loop_time() - began < 8
 
 
 async def test_max_attempts_bounds_the_tries(rig: Rig) -> None:
     worker = await rig.worker(behave=rejects(Reason.FULL))
     worker.load = Load(2, 0, 2)
-    with pytest.raises(Saturated) as caught:
+    with pytest.raises(errors.Saturated) as caught:
         await rig.client.options(max_attempts=3).call("images.echo")
     assert len(worker.heard_of(RequestOp.TASK)) == 3
     assert caught.value.details["attempts"] == 3
@@ -147,7 +131,7 @@ async def test_one_more_than_may_wait_is_refused_at_once(rig: Rig) -> None:
     await rig.worker(slots=1, behave=silent)
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(3)]
     await turns()
-    with pytest.raises(QueueFull) as caught:
+    with pytest.raises(errors.QueueFull) as caught:
         await rig.client.call("images.echo")
     assert caught.value.details == {"pool": "images", "max_queued": 2}
     for call in calls:
@@ -155,11 +139,10 @@ async def test_one_more_than_may_wait_is_refused_at_once(rig: Rig) -> None:
 
 
 async def test_no_worker_is_an_error_after_the_wait_for_one(rig: Rig) -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(NoWorkers, match="images"):
+    began = loop_time()
+    with pytest.raises(errors.NoWorkers, match="images"):
         await rig.client.call("images.echo")
-    assert loop.time() - began == pytest.approx(1, abs=0.1)
+    assert loop_time() - began == pytest.approx(1, abs=0.1)
 
 
 async def test_a_worker_that_appears_in_time_gets_the_waiting_call(rig: Rig) -> None:
@@ -171,14 +154,13 @@ async def test_a_worker_that_appears_in_time_gets_the_waiting_call(rig: Rig) -> 
 
 async def test_an_unknown_method_is_an_error_at_once_that_names_the_known_ones(rig: Rig) -> None:
     worker = await rig.worker()
-    with pytest.raises(UnknownMethod, match="again, echo, heavy, items"):
+    with pytest.raises(errors.UnknownMethod, match="again, echo, heavy, items"):
         await rig.client.call("images.nope")
     assert worker.heard == []
 
 
 async def test_a_draining_worker_gets_nothing_new(rig: Rig) -> None:
-    leaving = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    leaving = await rig.known_worker("w1")
     leaving.draining = True
     await leaving.register()
     await rig.worker("w2")
@@ -192,13 +174,12 @@ async def test_when_all_workers_drain_the_error_says_so(rig: Rig) -> None:
     worker = await rig.worker()
     worker.draining = True
     await worker.register()
-    with pytest.raises(Draining):
+    with pytest.raises(errors.Draining):
         await rig.client.options(timeout_s=2).call("images.echo")
 
 
 async def test_a_new_epoch_of_the_same_worker_is_learnt_from_the_refusal(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     worker.epoch = 9
 
     def strict(worker: FakeWorker, frame: Frame) -> Any:
@@ -223,7 +204,7 @@ async def test_the_deadline_travels_as_what_is_left(rig: Rig) -> None:
 
 async def test_at_the_deadline_the_task_is_told_to_stop(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
-    with pytest.raises(DeadlineExceeded) as caught:
+    with pytest.raises(errors.DeadlineExceeded) as caught:
         await rig.client.options(timeout_s=1).call("images.echo")
     assert caught.value.may_have_started
     [task] = worker.heard_of(RequestOp.TASK)
@@ -234,23 +215,18 @@ async def test_at_the_deadline_the_task_is_told_to_stop(rig: Rig) -> None:
 
 
 async def test_a_cancelled_call_cancels_its_task(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(RequestOp.TASK)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    worker, call, task = await rig.held_call()
+    await cancel_and_wait(call)
     [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == task[1]
 
 
 async def test_a_call_whose_frame_is_not_out_yet_is_taken_back_when_the_router_stops(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     worker.heard.clear()
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     asyncio.get_running_loop().call_soon(asyncio.ensure_future, rig.router.stop())
-    with pytest.raises(ClosedError) as caught:
+    with pytest.raises(errors.ClosedError) as caught:
         await call
     await turns()
     assert caught.value.may_have_started == bool(worker.heard_of(RequestOp.TASK))
@@ -280,32 +256,27 @@ async def test_waiting_calls_are_served_in_order(rig: Rig) -> None:
 
 
 async def test_without_a_connection_calls_wait_for_it(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     rig.hub.disconnect(rig.bus)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     await asyncio.sleep(10)
     assert not call.done()
-    loop = asyncio.get_running_loop()
     rig.hub.reconnect(rig.bus)
-    began = loop.time()
+    began = loop_time()
     assert await call == ["w1", "echo"]
-    assert loop.time() - began < 0.01  # the connection's return ends the wait, not the next backoff
+    assert loop_time() - began < 0.01  # the connection's return ends the wait, not the next backoff
 
 
 async def test_a_deadline_ends_the_wait_for_a_connection(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     rig.hub.disconnect(rig.bus)
-    with pytest.raises(Disconnected) as caught:
+    with pytest.raises(errors.Disconnected) as caught:
         await rig.client.options(timeout_s=2).call("images.echo")
     assert not caught.value.may_have_started
 
 
 async def test_after_a_reconnection_everything_in_flight_is_asked_for(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(RequestOp.TASK)
+    worker, call, task = await rig.held_call()
     rig.hub.disconnect(rig.bus)
     await asyncio.sleep(0.5)
     rig.hub.reconnect(rig.bus)
@@ -316,9 +287,7 @@ async def test_after_a_reconnection_everything_in_flight_is_asked_for(rig: Rig) 
 
 
 async def test_cancellations_made_while_disconnected_are_sent_afterwards(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(RequestOp.TASK)
+    worker, call, task = await rig.held_call()
     rig.hub.disconnect(rig.bus)
     await turns()
     call.cancel()
@@ -329,9 +298,7 @@ async def test_cancellations_made_while_disconnected_are_sent_afterwards(rig: Ri
 
 
 async def test_a_long_disconnection_does_not_make_workers_lost(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(RequestOp.TASK)
+    worker, call, task = await rig.held_call()
     rig.hub.disconnect(rig.bus)
     await asyncio.sleep(30)
     rig.hub.reconnect(rig.bus)
@@ -350,16 +317,16 @@ async def test_closing_ends_running_and_waiting_calls_and_stops_the_tasks(rig: R
     await worker.hears(RequestOp.TASK)
     await rig.client.close()
     results = await asyncio.gather(running, waiting, return_exceptions=True)
-    assert all(isinstance(result, ClosedError) for result in results), results
+    assert all(isinstance(result, errors.ClosedError) for result in results), results
     assert [result.may_have_started for result in results] == [True, False]  # type: ignore[union-attr]
     await worker.hears(RequestOp.CANCEL)
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         await rig.client.call("images.echo")
 
 
 async def test_a_client_that_was_not_started_says_so() -> None:
     rig = Rig()
-    with pytest.raises(ClosedError, match="not started"):
+    with pytest.raises(errors.ClosedError, match="not started"):
         await rig.client.call("images.echo")
     await rig.client.close()
 
@@ -382,7 +349,7 @@ async def test_a_router_alone_with_its_worker_never_sends_what_must_be_refused(r
 
 async def test_a_task_that_no_worker_is_large_enough_for_says_so(rig: Rig) -> None:
     await rig.worker(slots=1)
-    with pytest.raises(Saturated, match="takes 2 slots, and the largest worker has 1"):
+    with pytest.raises(errors.Saturated, match="takes 2 slots, and the largest worker has 1"):
         await rig.client.options(timeout_s=2).call("images.heavy")
 
 
@@ -392,7 +359,7 @@ async def test_labels_that_no_worker_has_any_more_are_named(rig: Rig) -> None:
     client = rig.client.options(labels={"gpu": "yes", "size": "l"})
     assert await client.call("images.echo") == ["w2", "echo"]
     await labelled.die()
-    with pytest.raises(NoWorkers, match="no worker of pool 'images' has the labels gpu=yes, size=l") as caught:
+    with pytest.raises(errors.NoWorkers, match="no worker of pool 'images' has the labels gpu=yes, size=l") as caught:
         await client.call("images.echo")
     assert not caught.value.may_have_started and caught.value.details["labels"] == {"gpu": "yes", "size": "l"}
     waiting = asyncio.ensure_future(client.call("images.echo"))
@@ -420,7 +387,7 @@ async def test_without_another_worker_of_those_labels_the_task_does_not_run(rig:
     chosen = await rig.worker("w2", labels={"gpu": "yes"})
     async with rig.client.options(labels={"gpu": "yes"}).choose_worker("images") as selection:
         await chosen.die()
-        with pytest.raises(NoWorkers, match="has the labels gpu=yes"):
+        with pytest.raises(errors.NoWorkers, match="has the labels gpu=yes"):
             await rig.client.dispatch(selection, "echo")
 
 
@@ -428,14 +395,14 @@ async def test_a_task_that_may_not_be_moved_is_not(rig: Rig) -> None:
     other, chosen = await rig.worker("w1", slots=0), await rig.worker("w2")
     async with rig.client.choose_worker("images", move=False) as selection:
         await chosen.die()
-        with pytest.raises(WorkerLost, match="chosen with move=False") as caught:
+        with pytest.raises(errors.WorkerLost, match="chosen with move=False") as caught:
             await rig.client.dispatch(selection, "echo")
         assert (caught.value.may_have_started, selection.worker) == (False, "images.w2")
     assert other.heard_of(RequestOp.TASK) == []
     third = await rig.worker("w3")
     async with rig.client.choose_worker("images", move=False) as selection:
         third.behave = rejects(Reason.STALE)
-        with pytest.raises(WorkerLost, match="newer epoch"):
+        with pytest.raises(errors.WorkerLost, match="newer epoch"):
             await rig.client.dispatch(selection, "echo")
 
 
@@ -448,11 +415,11 @@ async def test_who_may_not_wait_is_refused_at_once_and_takes_nothing(rig: Rig) -
     async with client.lease("images"):
         began_at = loop.time()
         for enter in (client.lease("images"), client.choose_worker("images")):
-            with pytest.raises(Saturated, match="had room right now"):
+            with pytest.raises(errors.Saturated, match="had room right now"):
                 await enter.__aenter__()
-        with pytest.raises(Saturated):
+        with pytest.raises(errors.Saturated):
             await client.call("images.echo")
-        with pytest.raises(Saturated):
+        with pytest.raises(errors.Saturated):
             await anext(client.stream("images.items"))
         assert loop.time() == began_at
     assert await client.call("images.echo") == ["w1", "echo"]
@@ -461,7 +428,7 @@ async def test_who_may_not_wait_is_refused_at_once_and_takes_nothing(rig: Rig) -
 async def test_who_may_not_wait_goes_on_to_a_worker_with_room_when_one_refuses(rig: Rig) -> None:
     full = await rig.worker("w1", rejects(Reason.FULL))
     other = await rig.worker("w2", slots=0)
-    with pytest.raises(Saturated, match="the worker is full"):
+    with pytest.raises(errors.Saturated, match="the worker is full"):
         await rig.client.options(queue=False).call("images.echo")
     assert len(full.heard_of(RequestOp.TASK)) == 1 and other.heard_of(RequestOp.TASK) == []
 
@@ -489,6 +456,6 @@ async def test_the_lengths_of_queues_are_told_every_second_while_anything_waits_
 
 async def test_a_call_that_found_no_room_names_the_time_it_was_given_however_often_it_was_tried(rig: Rig) -> None:
     worker = await rig.worker("w1", behave=rejects(Reason.FULL))
-    with pytest.raises(Saturated, match=r"had room by its deadline, 4 s after it was asked for"):
+    with pytest.raises(errors.Saturated, match=r"had room by its deadline, 4 s after it was asked for"):
         await rig.client.options(timeout_s=4).call("images.echo")
     assert len(worker.heard_of(RequestOp.TASK)) > 2

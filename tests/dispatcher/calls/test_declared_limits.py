@@ -15,6 +15,8 @@ from gangline.schemas.wire import codec
 from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
 
+from ...waiting import loop_time
+
 
 class LimitedTask:
     def __init__(self, slots: int = 4, **policy: Any) -> None:
@@ -24,7 +26,7 @@ class LimitedTask:
 
         @pool.task(**policy)
         async def work(seconds: float = 1.0) -> None:
-            self.starts.append(asyncio.get_running_loop().time())
+            self.starts.append(loop_time())
             self.running += 1
             self.most = max(self.most, self.running)
             try:
@@ -34,7 +36,7 @@ class LimitedTask:
 
         @pool.task
         async def other() -> float:
-            return asyncio.get_running_loop().time()
+            return loop_time()
 
     def check(self, running: Cluster) -> None:
         for worker in running.workers.values():
@@ -49,7 +51,7 @@ async def test_calls_of_several_routers_wait_for_each_other_and_not_in_the_way_o
         await asyncio.sleep(0.5)
         scene.check(running)
         assert scene.running == 2
-        began = asyncio.get_running_loop().time()
+        began = loop_time()
         assert await client.call("p.other") - began < 0.1, "the line of `work` holds it up"
         await asyncio.gather(*calls)
         scene.check(running)
@@ -61,9 +63,9 @@ async def test_the_limit_holds_over_all_workers_and_routers() -> None:
     scene = LimitedTask(max_running=2)
     running = cluster(scene.pool, workers=3)
     async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
-        began = asyncio.get_running_loop().time()
+        began = loop_time()
         await asyncio.gather(*(each.call("p.work", 0.5) for each in (client, second) * 8))
-        took = asyncio.get_running_loop().time() - began
+        took = loop_time() - began
         scene.check(running)
     assert (scene.most, len(scene.starts)) == (2, 16)
     assert took < 6.0, "both shares are in use nearly all the time"
@@ -238,11 +240,10 @@ async def test_a_queue_comes_back_to_the_worker_that_has_got_the_unit_though_no_
     scene = LimitedTask(slots=1, max_running=1)
     running = cluster(scene.pool, workers=3, dispatcher=True)
     async with running as client:
-        loop = asyncio.get_running_loop()
         waits: list[float] = []
         for _ in range(8):
             await client.call("p.other")  # the worker without the unit may be the next
-            began = loop.time()
+            began = loop_time()
             job = await client.submit("p.work", 0.0)
             async with asyncio.timeout(60):
                 await job.result()

@@ -18,8 +18,9 @@ from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.fakes import Rig, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, cancel_and_wait, rejects, turns
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 
 class Mine(Sticky):
@@ -162,18 +163,13 @@ def test_nobody_is_overtaken_by_the_short_way():
 # -- the same fates as by the general way, after a first call that opens the pool --------------------------------------
 
 
-async def warm(rig: Rig) -> None:
-    assert await rig.client.call("images.echo", 0) is not None
-
-
 def counts(rig: Rig) -> tuple[int, int]:
     numbers = rig.router.metrics.statistics()
     return numbers["requests"], numbers["errors"]
 
 
 async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     assert await rig.client.call("images.echo", 1, x=2) == ["w1", "echo"]
     assert worker.heard[-1][2:5] == ["echo", [1], {"x": 2}]
     assert counts(rig) == (2, 0)
@@ -184,8 +180,7 @@ async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
 
 
 async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
-    first = await rig.worker("w1")
-    await warm(rig)
+    first = await rig.known_worker("w1")
     second = await rig.worker("w2", behave=rejects(Reason.FULL))
     first.behave = rejects(Reason.FULL, 1)
     assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
@@ -195,18 +190,13 @@ async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
 
 
 async def test_a_stale_epoch_is_asked_again_there_at_once(rig: Rig) -> None:
-    worker = await rig.worker(behave=rejects(Reason.STALE, 0))
-    await warm(rig)
+    worker = await rig.known_worker(behave=rejects(Reason.STALE, 0))
     worker.behave = rejects(Reason.STALE, 1)
     assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
 
 
 async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await worker.hears(RequestOp.TASK, 2)
+    worker, call, _ = await rig.held_call("images.echo", 1, known=True)
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await call
@@ -214,25 +204,15 @@ async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig
 
 
 async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.again", 1))
-    await worker.hears(RequestOp.TASK, 2)
+    worker, call, _ = await rig.held_call("images.again", 1, known=True)
     await rig.worker("w2")
     worker.stop_beating()
     assert await call == ["w2", "again"]
 
 
 async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    [_, sent] = await worker.hears(RequestOp.TASK, 2)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    worker, call, sent = await rig.held_call("images.echo", 1, known=True)
+    await cancel_and_wait(call)
     [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == sent[1]
     assert rig.router.pools["images"].core.placed == 1
@@ -242,8 +222,7 @@ async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(r
 
 
 async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     await turns()  # else it were sent at once, see the last test
     fast_path = rig.router._fast_path
     flight = fast_path.launch("images.echo", (1,), {}, CallOptions(), 0)
@@ -254,11 +233,7 @@ async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None
 
 
 async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await worker.hears(RequestOp.TASK, 2)
+    worker, call, _ = await rig.held_call("images.echo", 1, known=True)
     await rig.client.close()
     with pytest.raises(ClosedError) as caught:
         await call
@@ -268,8 +243,7 @@ async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
 
 
 async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     rig.hub.disconnect(rig.bus)
     call = asyncio.create_task(rig.client.call("images.echo", 1))
     await asyncio.sleep(0.5)
@@ -279,8 +253,7 @@ async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(ri
 
 
 async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(rig: Rig) -> None:
-    await rig.worker()
-    await warm(rig)
+    await rig.known_worker()
     with pytest.raises(InvalidRequest):
         await rig.client.call("images.echo", object())
     with pytest.raises(PayloadTooLarge):
@@ -290,23 +263,21 @@ async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(r
 
 @pytest.mark.router(default_timeout_s=2.0)
 async def test_a_default_deadline_travels_with_every_call(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     await rig.client.call("images.echo", 1)
     assert [frame[5] for frame in worker.heard] == [2000, 2000]
 
 
 async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    with deadline(asyncio.get_running_loop().time() + 3):
+    worker = await rig.known_worker()
+    with deadline(loop_time() + 3):
         await rig.client.call("images.echo", 1)
     assert worker.heard[-1][5] == 3000
 
 
 async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> None:
     workers = [await rig.worker(name) for name in ("w1", "w2", "w3")]
-    await warm(rig)
+    await rig.client.call("images.echo", 0)
     for worker in workers:
         worker.heard.clear()
     keyed = rig.client.options(key="k")
@@ -349,8 +320,7 @@ def test_options_with_a_key_are_what_they_are_when_made_at_once(options, key):
 
 @pytest.mark.parametrize("options", [{"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
 async def test_options_that_ask_for_something_are_not_plain(rig: Rig, options, monkeypatch) -> None:
-    await rig.worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
-    await warm(rig)
+    await rig.known_worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
     fast_path = rig.router._fast_path
     with monkeypatch.context() as patch:
         patch.setattr(fast_path, "launch", None)
@@ -360,8 +330,7 @@ async def test_options_that_ask_for_something_are_not_plain(rig: Rig, options, m
 
 
 async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_message(rig: Rig) -> None:
-    worker = await rig.worker(slots=50)
-    await warm(rig)
+    worker = await rig.known_worker(slots=50)
     prompt, prompted = rig.bus.prompt, []
     rig.bus.prompt = lambda publish: (prompted.append(publish), prompt(publish))
     for number in range(5):

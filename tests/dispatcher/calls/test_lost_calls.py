@@ -15,26 +15,21 @@ from gangline.schemas.records.workers import Registration
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
-from ...waiting import until
+from ...waiting import loop_time, until
 
 
 async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_unknown(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    worker, call, _ = await rig.held_call()
+    began = loop_time()
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await call
-    assert 2.5 < loop.time() - began < 4
+    assert 2.5 < loop_time() - began < 4
     assert caught.value.may_have_started and caught.value.details["worker"] == "images.w1"
 
 
 async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent)
-    call = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call("images.again")
     await rig.worker("w2")
     worker.stop_beating()
     assert await call == ["w2", "again"]
@@ -54,9 +49,7 @@ async def test_the_caller_may_say_that_a_task_is_idempotent_or_not(rig: Rig) -> 
 
 
 async def test_a_call_to_a_process_that_was_not_registered_yet_is_not_lost_by_its_registration(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    before = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, before, _ = await rig.held_call()
     # Another process takes its place. Its answers come at once; what the ledger says of it does not.
     worker.epoch, worker.behave = 9, obedient
     assert await rig.client.call("images.echo") == ["w1", "echo"]
@@ -74,16 +67,14 @@ async def test_a_call_to_a_process_that_was_not_registered_yet_is_not_lost_by_it
 
 
 async def test_what_nobody_received_is_sent_elsewhere_at_once(rig: Rig) -> None:
-    dead = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    dead = await rig.known_worker("w1")
     await dead.die()
     await rig.worker("w2")
     await turns()
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     for _ in range(10):
         assert await rig.client.call("images.echo") == ["w2", "echo"]
-    assert loop.time() - began < 0.5
+    assert loop_time() - began < 0.5
 
 
 async def test_what_a_worker_received_before_it_died_is_not_taken_for_unheard(rig: Rig) -> None:
@@ -131,22 +122,17 @@ async def test_what_nobody_received_is_known_though_the_worker_is_replaced_meanw
 
 
 async def test_what_a_frozen_worker_may_have_received_is_lost_as_soon_as_it_is_replaced(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    worker, call, _ = await rig.held_call()
+    began_at = loop_time()
     worker.instance, worker.epoch = "w1-2", 2
     await worker.register()  # the first process holds its subscription, and says nothing
     with pytest.raises(WorkerLost) as lost:
         await call
-    assert lost.value.may_have_started and loop.time() - began_at < 0.1
+    assert lost.value.may_have_started and loop_time() - began_at < 0.1
 
 
 async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> None:
-    old = await rig.worker("w1", silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await old.hears(RequestOp.TASK)
+    old, call, _ = await rig.held_call()
     await old.die()
     await rig.worker("w1", instance="w1-2", epoch=2)
     with pytest.raises(WorkerLost):
@@ -155,9 +141,7 @@ async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> Non
 
 
 async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(RequestOp.TASK)
+    worker, call, task = await rig.held_call()
     key = rig.names.alive_key(worker.id)
     with pytest.raises(Conflict):  # the write is refused, but whoever observes sees it pass
         await rig.kv.put(key, b'{"epoch": 5, "instance": "w1-2", "running": 0, "reserved": 0, "total": 2}', revision=1)
@@ -183,9 +167,7 @@ async def test_when_the_last_worker_is_lost_whoever_waits_is_told(rig: Rig) -> N
 
 
 async def test_a_task_that_the_worker_never_saw_is_sent_again(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call()
 
     def unknown(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.CHECK:
@@ -230,9 +212,7 @@ async def test_a_long_task_is_asked_for_less_and_less_often(rig: Rig) -> None:
 
 
 async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_says_so(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call("images.again")
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await call
@@ -240,9 +220,7 @@ async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_sa
 
 
 async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_first_may_have_run(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent)
-    call = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call("images.again")
     await rig.worker("w2", lambda _, f: [(AnswerOp.ERROR, f[1], "invalid_arguments", "no", None, False)])
     worker.stop_beating()
     with pytest.raises(InvalidRequest) as caught:
@@ -251,9 +229,7 @@ async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_firs
 
 
 async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call()
 
     def another_process(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.CHECK:
@@ -269,9 +245,7 @@ async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig
 
 
 async def test_never_seen_counts_from_a_later_epoch_of_the_same_process(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call()
 
     def thawed(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.CHECK:

@@ -14,22 +14,13 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import (
-    DeadlineExceeded,
-    GanglineError,
-    InvalidArguments,
-    NoWorkers,
-    PayloadTooLarge,
-    TaskFailed,
-    UnknownMethod,
-    WorkerLost,
-)
 from gangline.schemas.names import Names, public_id
 from gangline.schemas.wire import codec, headers
 from gangline.worker.context.task_context import current_task
@@ -121,19 +112,19 @@ async def test_every_way_of_running_a_task(nats_url: str, namespace: str) -> Non
 
 async def test_every_error_of_a_call(nats_url: str, namespace: str) -> None:
     async with worker(nats_url, namespace, "w1"), client_of(nats_url, namespace) as client:
-        with pytest.raises(TaskFailed, match="as asked") as caught:
+        with pytest.raises(errors.TaskFailed, match="as asked") as caught:
             await client.call("images.fails")
         assert caught.value.remote_type == "ValueError" and "raise ValueError" in caught.value.remote_traceback
-        with pytest.raises(UnknownMethod, match="count, echo, fails, nap, who"):
+        with pytest.raises(errors.UnknownMethod, match="count, echo, fails, nap, who"):
             await client.call("images.nope")
-        with pytest.raises(InvalidArguments):
+        with pytest.raises(errors.InvalidArguments):
             await client.call("images.nap", "long")
-        with pytest.raises(PayloadTooLarge):
+        with pytest.raises(errors.PayloadTooLarge):
             await client.call("images.echo", b"x" * 2_000_000)
-        with pytest.raises(DeadlineExceeded) as late:
+        with pytest.raises(errors.DeadlineExceeded) as late:
             await client.options(timeout_s=0.2).call("images.nap", 10)
         assert late.value.may_have_started
-        with pytest.raises(NoWorkers):
+        with pytest.raises(errors.NoWorkers):
             await client.call("nobody.echo")
         assert await client.call("images.echo", 1) == 1
 
@@ -229,13 +220,13 @@ async def test_the_client_without_a_loop_does_it_all(nats_url: str, namespace: s
             assert [info.name for info in client.workers()] == ["images.w1"]
             assert client.resize("images.w1", 6).slots == 6
             assert client.stats("images.w1").load.total == 6
-            with pytest.raises(TaskFailed):
+            with pytest.raises(errors.TaskFailed):
                 client.call("images.fails")
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(8) as threads:
                 assert list(threads.map(lambda n: client.call("images.echo", n), range(100))) == list(range(100))
-        with pytest.raises(GanglineError):
+        with pytest.raises(errors.GanglineError):
             client.call("images.echo", 1)
         client.close()
 
@@ -394,7 +385,7 @@ async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(
         doomed.kill()
         assert await asyncio.gather(*safe) == ["done"] * 50
         results = await asyncio.gather(*once, return_exceptions=True)
-        lost = [result for result in results if isinstance(result, WorkerLost)]
+        lost = [result for result in results if isinstance(result, errors.WorkerLost)]
         assert all(error.may_have_started for error in lost)
         assert len(lost) + results.count("done") == 50 and len(lost) <= 8
         assert client.statistics()["pools"]["images"]["placed"] == 0
@@ -415,9 +406,9 @@ async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(
                 *(client.options(timeout_s=PATIENCE_S).call("images.nap", 0.01) for _ in range(5)),
                 return_exceptions=True,
             )
-            assert all(isinstance(result, WorkerLost) for result in results), results
+            assert all(isinstance(result, errors.WorkerLost) for result in results), results
             async with contextlib.AsyncExitStack() as stack:
-                with pytest.raises(GanglineError):
+                with pytest.raises(errors.GanglineError):
                     await stack.enter_async_context(client.options(timeout_s=1).choose_worker("images"))
         finally:
             os.kill(frozen.pid, signal.SIGCONT)

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import (
-    ClosedError,
-    DeadlineExceeded,
-    InvalidRequest,
-    SelectionUsed,
-    StreamBroken,
-    TaskFailed,
-    WorkerLost,
-)
+from gangline import errors
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskFlag, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
@@ -61,7 +53,7 @@ async def test_items_that_come_twice_count_once(rig: Rig) -> None:
 async def test_a_lost_item_breaks_the_stream_and_stops_the_task(rig: Rig) -> None:
     worker = await rig.worker(behave=yields(4, without=[2]))
     read = []
-    with pytest.raises(StreamBroken, match="item 2 is missing"):
+    with pytest.raises(errors.StreamBroken, match="item 2 is missing"):
         async for item in rig.client.stream("images.items"):
             read.append(item)
     assert read == [0, 10]
@@ -71,7 +63,7 @@ async def test_a_lost_item_breaks_the_stream_and_stops_the_task(rig: Rig) -> Non
 
 async def test_lost_last_items_break_the_stream(rig: Rig) -> None:
     await rig.worker(behave=yields(4, says=6))
-    with pytest.raises(StreamBroken, match="of 6 items sent, 4 arrived"):
+    with pytest.raises(errors.StreamBroken, match="of 6 items sent, 4 arrived"):
         await collect(rig.client.stream("images.items"))
 
 
@@ -144,7 +136,7 @@ async def test_credit_that_was_lost_with_a_connection_is_given_again(rig: Rig) -
 async def test_the_last_items_of_a_window_are_missed_when_they_were_lost(rig: Rig) -> None:
     worker = await rig.worker(behave=Meters(20, 8, without=range(3, 8)))
     async with asyncio.timeout(20):
-        with pytest.raises(StreamBroken, match="item 3 is missing"):
+        with pytest.raises(errors.StreamBroken, match="item 3 is missing"):
             await collect(rig.client.stream("images.items"))
     await turns()
     assert len(worker.heard_of(RequestOp.CANCEL)) == 1
@@ -186,7 +178,7 @@ async def test_an_error_comes_after_the_items_before_it(rig: Rig) -> None:
 
     await rig.worker(behave=failing)
     read = []
-    with pytest.raises(TaskFailed):
+    with pytest.raises(errors.TaskFailed):
         async for item in rig.client.stream("images.items"):
             read.append(item)
     assert read == [1]
@@ -211,7 +203,7 @@ async def test_a_worker_lost_in_the_middle_is_never_repeated(rig: Rig) -> None:
     worker.answer((AnswerOp.ITEM, frame[1], 0, "a"))
     await rig.worker("w2", yields(3))
     worker.stop_beating()
-    with pytest.raises(WorkerLost):
+    with pytest.raises(errors.WorkerLost):
         await task
     assert read == ["a"]
 
@@ -230,17 +222,17 @@ async def test_the_deadline_covers_the_whole_stream(rig: Rig) -> None:
     task = asyncio.ensure_future(collect(rig.client.options(timeout_s=2).stream("images.items")))
     [frame] = await worker.hears(RequestOp.TASK)
     worker.answer((AnswerOp.ITEM, frame[1], 0, "a"))
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(errors.DeadlineExceeded):
         await task
     await worker.hears(RequestOp.CANCEL)
 
 
 async def test_a_task_that_does_not_stream_is_refused_before_anything_is_sent(rig: Rig) -> None:
     worker = await rig.worker()
-    with pytest.raises(InvalidRequest, match="images.echo does not stream.*use call"):
+    with pytest.raises(errors.InvalidRequest, match="images.echo does not stream.*use call"):
         await collect(rig.client.stream("images.echo"))
     async with rig.client.lease("images") as lease:
-        with pytest.raises(InvalidRequest, match="images.echo does not stream"):
+        with pytest.raises(errors.InvalidRequest, match="images.echo does not stream"):
             await collect(lease.stream("echo"))
     assert worker.heard_of(RequestOp.TASK) == []
 
@@ -250,14 +242,14 @@ async def test_a_task_that_turns_out_not_to_stream_is_refused_too(rig: Rig) -> N
     await asyncio.sleep(0.1)
     assert not waiting.done()
     worker = await rig.worker()  # only now it is known what the pool has
-    with pytest.raises(InvalidRequest, match="does not stream"):
+    with pytest.raises(errors.InvalidRequest, match="does not stream"):
         await waiting
     assert worker.heard_of(RequestOp.TASK) == []
 
 
 async def test_one_result_instead_of_items_is_a_broken_stream(rig: Rig) -> None:
     await rig.worker()  # answers `items` with OK
-    with pytest.raises(StreamBroken, match="use call"):
+    with pytest.raises(errors.StreamBroken, match="use call"):
         await collect(rig.client.stream("images.items"))
 
 
@@ -274,7 +266,7 @@ async def test_closing_the_client_ends_a_stream(rig: Rig) -> None:
     task = asyncio.ensure_future(collect(rig.client.stream("images.items")))
     await worker.hears(RequestOp.TASK)
     await rig.client.close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         await task
 
 
@@ -287,11 +279,11 @@ async def test_items_stream_from_a_worker_that_was_chosen_on_its_token(rig: Rig)
         assert await collect(rig.client.stream(selection, "items", 3)) == [0, 10, 20]
         (task,) = worker.heard_of(RequestOp.TASK)
         assert task[6] == selection.token and task[8] & TaskFlag.STREAM and task[3] == [3]
-        with pytest.raises(SelectionUsed):
+        with pytest.raises(errors.SelectionUsed):
             await collect(rig.client.stream(selection, "items"))
     await turns()
     assert worker.heard_of(RequestOp.RELEASE) == [], "the task has used the slot up"
-    with pytest.raises(InvalidRequest, match="give the name of the method next"):
+    with pytest.raises(errors.InvalidRequest, match="give the name of the method next"):
         rig.client.stream(selection)
 
 
@@ -311,7 +303,7 @@ async def test_leaving_a_stream_from_a_selection_early_stops_the_task_and_gives_
 async def test_what_cannot_be_sent_leaves_no_slot_behind(rig: Rig) -> None:
     worker = await rig.worker(behave=yields(3))
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(errors.InvalidRequest):
             await collect(rig.client.stream(selection, "items", object()))
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1 and worker.heard_of(RequestOp.TASK) == []

@@ -29,6 +29,8 @@ from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
 
+from ...waiting import loop_time
+
 HISTORY = HistorySettings()
 SETTLED_S = 3.0
 pool = Pool("images", slots=4)
@@ -60,8 +62,7 @@ class RecordedCluster:
 
 @asynccontextmanager
 async def system(workers: int = 1) -> AsyncIterator[RecordedCluster]:
-    loop = asyncio.get_running_loop()
-    ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
+    ambient = Environment(wall=lambda: 1_700_000_000 + loop_time())
     running = cluster(
         pool,
         workers=workers,

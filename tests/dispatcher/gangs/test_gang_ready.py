@@ -13,6 +13,7 @@ from gangline.schemas.records.gangs import GangSetStatus, SetState
 from gangline.worker.pool.pool import Pool
 
 from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, until
+from ...waiting import loop_time
 
 
 class Starts:
@@ -47,14 +48,13 @@ class Starts:
 async def test_a_gang_is_ready_when_the_start_hooks_of_all_its_members_have_ended(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2")
     starts.takes_s = 3.0
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
-        assert loop.time() - began < 1.0, "formed, and not ready"
+        assert loop_time() - began < 1.0, "formed, and not ready"
         reply = await rig.client.router.gangs.coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
         assert (reply.step, reply.ready) == ("formed", False)
         assert await gang.ready() == 1
-        assert 3.0 <= loop.time() - began < 3.5
+        assert 3.0 <= loop_time() - began < 3.5
         assert await gang.ready() == 1
         reply = await rig.client.router.gangs.coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
         assert reply.ready
@@ -98,12 +98,11 @@ async def test_ready_is_waited_for_until_the_deadline(rig: GangRig) -> None:
 async def test_a_start_hook_that_hangs_fails_its_member_after_start_timeout_s(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2")
     starts.takes_s = 1e6
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     with pytest.raises((GangFailed, GangEnded), match=r"start_timeout_s \(5 s\)"):
         async with rig.client.gang(pool="train", size=2, restart="fail", start_timeout_s=5.0) as gang:
             await gang.ready()
-    assert 5.0 <= loop.time() - began < 7.0
+    assert 5.0 <= loop_time() - began < 7.0
     await until(lambda: rig.free("w1") == rig.free("w2") == 2)
     with pytest.raises(InvalidRequest, match="start_timeout_s"):
         rig.client.gang(pool="train", size=2, start_timeout_s=0)
@@ -155,14 +154,13 @@ class Calls:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            began = loop_time()
             try:
                 await self._client.call(f"{self._name}.who", "x")
             except GanglineError as error:
                 self.errors.append(error)
-            self.took.append(loop.time() - began)
+            self.took.append(loop_time() - began)
             await asyncio.sleep(0.2)
 
     async def stop(self) -> None:
@@ -194,11 +192,10 @@ async def test_callers_of_a_set_that_first_comes_up_wait_for_its_start_functions
     starts.takes_s = 50.0
     await rig.declare("llm", gangs=1, gang=PAIR)
     await until(lambda: len(starts.began) == 2)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     with pytest.raises(NoWorkers, match="no gang of standing set 'llm' is ready"):
         await rig.client.options(timeout_s=20).call("llm.who", "by its deadline, not after a second")
-    assert loop.time() - began == pytest.approx(20.0)
+    assert loop_time() - began == pytest.approx(20.0)
     assert (await rig.client.call("llm.who", "without a deadline"))[3] == "without a deadline"
     async with rig.client.choose_worker("llm") as selection:
         assert selection.gang is not None
@@ -211,12 +208,11 @@ async def test_callers_of_a_set_whose_members_fail_at_their_start_do_not_wait_fo
     starts.takes_s, starts.fails = 10.0, set(range(1, 100))
     await rig.declare("llm", gangs=1, gang={**PAIR, "backoff_s": 30.0, "restart": "fail"})
     await until(lambda: len(starts.began) == 2)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     with pytest.raises(NoWorkers, match="gangset status llm"):
         await rig.client.call("llm.who", "x")
     tries = len(starts.began) / 2
-    assert 10 * tries < loop.time() - began < 10 * tries + 2, "as long as some gang started, and no_workers_wait_s"
+    assert 10 * tries < loop_time() - began < 10 * tries + 2, "as long as some gang started, and no_workers_wait_s"
 
 
 @on_gang_rig()

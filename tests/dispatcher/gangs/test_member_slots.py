@@ -7,20 +7,9 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import (
-    GangFailed,
-    GanglineError,
-    InvalidArguments,
-    InvalidRequest,
-    LeaseBusy,
-    Saturated,
-    SelectionUsed,
-    TaskFailed,
-    WorkerLost,
-    WrongPool,
-)
 from gangline.schemas.messages.gangs import MemberCause, MemberReport
 from gangline.schemas.names import GangOperation
 
@@ -66,10 +55,10 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
         seats = {lease.fence for worker in rig.workers.values() for lease in worker.core.leases.values()}
         assert seats == {selection.fence}, "that of the gang"
         assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
-        with pytest.raises(SelectionUsed):
+        with pytest.raises(errors.SelectionUsed):
             await rig.client.dispatch(selection, "who", "x")
     async with rig.client.choose_worker("llm.who") as selection:
-        with pytest.raises(WrongPool):
+        with pytest.raises(errors.WrongPool):
             await rig.client.dispatch(selection, "train.who", "x")
         assert await rig.client.dispatch(selection, "llm.who", "x") == [0, 2, 1, "x"]
     async with rig.client.choose_worker("llm"):
@@ -82,7 +71,7 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
 async def test_a_task_on_a_chosen_gang_that_raises_is_its_callers_error(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.choose_worker("llm") as selection:
-        with pytest.raises(TaskFailed, match="rank 0 has no luck"):
+        with pytest.raises(errors.TaskFailed, match="rank 0 has no luck"):
             await rig.client.dispatch(selection, "fail_on", 0)
     await rig.settled("llm")
 
@@ -137,7 +126,7 @@ async def test_a_set_whose_calls_run_on_all_ranks_is_held_on_all_and_dispatched_
         assert subleases(rig) == 2
         assert await rig.client.dispatch(selection, "gather", "v") == [[[0, "v"], [1, "v"]]] * 2
     async with rig.client.choose_worker("llm") as selection:
-        with pytest.raises(GangFailed) as caught:
+        with pytest.raises(errors.GangFailed) as caught:
             await rig.client.dispatch(selection, "fail_on", 1)
         assert caught.value.rank == 1
     async with rig.client.choose_worker("llm"):
@@ -164,7 +153,7 @@ async def test_all_or_nothing_a_rank_that_does_not_answer_leaves_nothing_held(ri
     (formation,) = routed._formations.values()
     silent = formation.lines[1].seat.worker
     rig.hub.partition(rig.buses[silent])
-    with pytest.raises(GanglineError) as caught:
+    with pytest.raises(errors.GanglineError) as caught:
         async with rig.client.options(timeout_s=1.5).choose_worker("llm"):
             pass
     assert caught.value.may_have_started is False
@@ -196,7 +185,7 @@ async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worke
     async with rig.client.options(timeout_s=60).choose_worker("llm") as selection:
         rig.cut(selection.worker.partition(".")[2])
         await until(lambda: selection.hold.trouble() is not None)
-        assert isinstance(selection.hold.trouble(), WorkerLost)
+        assert isinstance(selection.hold.trouble(), errors.WorkerLost)
         # Not idempotent: but it cannot have started, so it runs on the gang's next generation.
         rank, size, generation, word = await rig.client.options(timeout_s=60).dispatch(selection, "who", "x")
         assert (rank, size, word) == (0, 2, "x") and generation == 2
@@ -235,16 +224,16 @@ async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.choose_worker("llm") as selection:
         assert [item async for item in rig.client.stream(selection, "count", 3)] == [[0, 0], [0, 1], [0, 2]]
-        with pytest.raises(SelectionUsed):
+        with pytest.raises(errors.SelectionUsed):
             await anext(rig.client.stream(selection, "count", 3))
     async with rig.client.choose_worker("llm") as selection:
-        with pytest.raises(InvalidArguments):
+        with pytest.raises(errors.InvalidArguments):
             await anext(rig.client.stream(selection, "count", "many"))
     await rig.settled("llm")
     await rig.declare("llm", gangs=1, gang=PAIR, route="all")
     await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
     async with rig.client.choose_worker("llm") as selection:
-        with pytest.raises(InvalidRequest, match="none of them can be streamed"):
+        with pytest.raises(errors.InvalidRequest, match="none of them can be streamed"):
             await anext(rig.client.stream(selection, "count", 3))
         assert len(await rig.client.dispatch(selection, "who")) == 2, "nothing was sent: the selection is still good"
     await rig.settled("llm")
@@ -261,7 +250,7 @@ async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears
         task = asyncio.ensure_future(client.dispatch(selection, "slow", 1.0))
         await until(lambda: rig.probe.started)
         await report(rig, selection.gang, 1)
-        with pytest.raises(WorkerLost) as caught:
+        with pytest.raises(errors.WorkerLost) as caught:
             await task
         assert caught.value.may_have_started and len(rig.probe.started) == 1
     await rig.ready("llm", 1)
@@ -272,9 +261,9 @@ async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears
 async def test_a_task_under_way_on_a_chosen_gang_that_is_torn_down_is_repeated_only_if_it_may_be(rig: GangRig) -> None:
     for route, method, error in (
         ("rank0", "slow", None),
-        ("rank0", "once", WorkerLost),
+        ("rank0", "once", errors.WorkerLost),
         ("all", "slow", None),
-        ("all", "once", WorkerLost),
+        ("all", "once", errors.WorkerLost),
     ):
         rig.probe.started.clear()
         await rig.stand("llm", gangs=1, gang=PAIR, route=route)
@@ -308,9 +297,9 @@ async def test_a_gang_that_is_rolled_while_it_is_held_is_chosen_again(rig: GangR
         await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, retire_s=0.5)
         await until(lambda: selection.hold.trouble() is not None)
         assert await client.dispatch(selection, "who", "x") == [0, 1, 1, "x"]
-        assert isinstance(lease.lost, WorkerLost) and lease.lost.may_have_started is False
+        assert isinstance(lease.lost, errors.WorkerLost) and lease.lost.may_have_started is False
         assert before is not None and before in lease.lost.message and "nothing was sent" in lease.lost.message
-        with pytest.raises(WorkerLost):
+        with pytest.raises(errors.WorkerLost):
             await lease.call("who", "x")
     await until(lambda: before not in rig.gangs("llm"))
     await until(lambda: all(worker.core.load.running == 0 for worker in rig.workers.values()))
@@ -383,17 +372,17 @@ async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> N
         assert subleases(rig) == 2
         calls = [asyncio.create_task(lease.call("slow", 1.0)) for _ in range(2)]
         await until(lambda: lease.used == 2)
-        with pytest.raises(LeaseBusy):
+        with pytest.raises(errors.LeaseBusy):
             await lease.call("who")
         assert [rank for _, rank in await asyncio.gather(*calls)] == [0, 0]
         assert [item async for item in lease.stream("count", 3)] == [[0, 0], [0, 1], [0, 2]]
         assert lease.lost is None and lease.used == 0
     await until(lambda: subleases(rig) == 0)
     await rig.settled("llm")
-    with pytest.raises(Saturated):
+    with pytest.raises(errors.Saturated):
         async with rig.client.lease("llm", slots=3):
             pass
-    with pytest.raises(InvalidRequest, match="standing set"):
+    with pytest.raises(errors.InvalidRequest, match="standing set"):
         async with rig.client.lease("llm", ledger="sync"):
             pass
     await rig.settled("llm")
@@ -406,7 +395,7 @@ async def test_a_lease_on_all_ranks_runs_its_tasks_on_all(rig: GangRig) -> None:
         assert subleases(rig) == 2
         for value in range(3):
             assert await lease.call("gather", value) == [[[0, value], [1, value]]] * 2
-        with pytest.raises(InvalidRequest, match="all ranks"):
+        with pytest.raises(errors.InvalidRequest, match="all ranks"):
             async for _ in lease.stream("count", 1):
                 pass
         both = await asyncio.gather(lease.call("once", 1.0), lease.call("once", 1.0))
@@ -450,10 +439,10 @@ async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_
             task = asyncio.ensure_future(lease.call("slow", 1.0))
             await until(lambda: rig.probe.started)
             await report(rig, lease.gang, 1, rig.probe.started[0][0])
-            with pytest.raises(WorkerLost) as caught:
+            with pytest.raises(errors.WorkerLost) as caught:
                 await task
             assert caught.value.may_have_started is True
-            with pytest.raises(WorkerLost) as again:
+            with pytest.raises(errors.WorkerLost) as again:
                 await lease.call("slow", 1.0)
             assert again.value.may_have_started is False
             assert len(rig.probe.started) == (1 if route == "rank0" else 2)
@@ -470,7 +459,7 @@ async def test_a_lease_whose_member_was_killed_is_lost_before_the_coordinator_sa
     async with rig.client.lease("rank0") as first, rig.client.lease("all") as second:
         rig.cut(first.worker.partition(".")[2])
         for lease in (first, second):
-            with pytest.raises(WorkerLost) as caught:
+            with pytest.raises(errors.WorkerLost) as caught:
                 await lease.call("who")
             assert caught.value.may_have_started is False
         assert rig.coordinator.statistics().gangs.get("formed") == 2, "nobody has noticed it yet"

@@ -8,26 +8,18 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.bus.port.bus import Message
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.pools.pool import RoutedPool
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import (
-    ClosedError,
-    GangFailed,
-    GanglineError,
-    InvalidRequest,
-    NoWorkers,
-    TaskFailed,
-    UnknownMethod,
-    WorkerLost,
-)
 from gangline.schemas.messages.gangs import MemberCause, MemberReport
 from gangline.schemas.names import GangOperation
 from gangline.schemas.records.gangs import GangRecord
 
 from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
+from ...waiting import loop_time
 
 
 @on_gang_rig("w1", "w2", "w3", "w4")
@@ -43,7 +35,7 @@ async def test_calls_to_a_set_run_on_rank_0_of_its_gangs_evenly(rig: GangRig) ->
 
 @on_gang_rig("w1", "w2")
 async def test_a_call_made_before_its_set_is_declared_waits_for_the_set_and_later_ones_find_it(rig: GangRig) -> None:
-    with pytest.raises(NoWorkers):
+    with pytest.raises(errors.NoWorkers):
         await rig.client.options(timeout_s=0.3).call("llm.who", "too early")
     assert "llm" in rig.client.router._traffic.plain
     early = asyncio.create_task(rig.client.options(timeout_s=5).call("llm.who", "early"))
@@ -54,7 +46,7 @@ async def test_a_call_made_before_its_set_is_declared_waits_for_the_set_and_late
     assert "llm" not in rig.client.router._traffic.plain
     await rig.declare("llm")
     await until(lambda: "llm" not in rig.client.router.sets.statistics())
-    with pytest.raises(NoWorkers):
+    with pytest.raises(errors.NoWorkers):
         await rig.client.call("llm.who", "too late")
     await rig.stand("llm", gangs=1, gang=PAIR)
     assert await rig.client.call("llm.who", "again") == [0, 2, 1, "again"]
@@ -85,10 +77,10 @@ async def test_by_setting_a_call_runs_on_all_ranks(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR, route="all")
     assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
     assert await rig.client.call("llm.gather", "v") == [[[0, "v"], [1, "v"]]] * 2
-    with pytest.raises(GangFailed) as caught:
+    with pytest.raises(errors.GangFailed) as caught:
         await rig.client.call("llm.fail_on", 1)
-    assert caught.value.rank == 1 and isinstance(caught.value.__cause__, TaskFailed)
-    with pytest.raises(InvalidRequest, match="all ranks"):
+    assert caught.value.rank == 1 and isinstance(caught.value.__cause__, errors.TaskFailed)
+    with pytest.raises(errors.InvalidRequest, match="all ranks"):
         async for _ in rig.client.stream("llm.count", 1):
             pass
     await rig.settled("llm")
@@ -110,12 +102,12 @@ async def test_several_routers_share_a_gang_whose_calls_run_on_all_ranks(rig: Ga
 
     async def use(client: Client, number: int) -> None:
         for turn in range(4):
-            began = asyncio.get_running_loop().time()
+            began = loop_time()
             value = [number, turn]
             # Not idempotent, and the ranks meet: two calls that each had one rank would wait for each other.
             assert await client.options(timeout_s=60).call("s.gather", value) == [[[0, value], [1, value]]] * 2
             await client.options(timeout_s=60).call("s.once", 0.01)
-            waited.append(asyncio.get_running_loop().time() - began)
+            waited.append(loop_time() - began)
 
     async with asyncio.TaskGroup() as group:
         for number, client in enumerate(clients):
@@ -134,7 +126,7 @@ async def test_a_rank_that_does_not_answer_ends_the_try_and_nothing_has_started(
     await rig.declare("s", gangs=1, gang=PAIR, route="all")
     assert await rig.client.call("s.who") == [[0, 2, 1, ""], [1, 2, 1, ""]]
     rig.hub.partition(rig.buses["w1"])
-    with pytest.raises(GanglineError) as caught:
+    with pytest.raises(errors.GanglineError) as caught:
         await rig.client.options(timeout_s=1.5).call("s.once", 0.0)
     assert caught.value.may_have_started is False
     rig.hub.heal(rig.buses["w1"])
@@ -145,9 +137,9 @@ async def test_a_rank_that_does_not_answer_ends_the_try_and_nothing_has_started(
 @on_gang_rig("w1", "w2")
 async def test_more_calls_than_gangs_can_take_wait_their_turn(rig: GangRig) -> None:
     await rig.stand("llm", gangs=2, gang=PAIR)
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     await asyncio.gather(*(rig.client.call("llm.slow", 1.0) for _ in range(10)))
-    assert asyncio.get_running_loop().time() - began_at == pytest.approx(5.0, abs=0.6)
+    assert loop_time() - began_at == pytest.approx(5.0, abs=0.6)
     await rig.settled("llm")
 
 
@@ -163,9 +155,9 @@ async def test_a_key_stays_with_its_gang(rig: GangRig) -> None:
 @on_gang_rig("w1", "w2")
 async def test_errors_of_tasks_pass_as_they_are_and_unknown_tasks_are_told_at_once(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR)
-    with pytest.raises(TaskFailed, match="rank 0 has no luck"):
+    with pytest.raises(errors.TaskFailed, match="rank 0 has no luck"):
         await rig.client.call("llm.fail_on", 0)
-    with pytest.raises(UnknownMethod):
+    with pytest.raises(errors.UnknownMethod):
         await rig.client.call("llm.nothing")
     assert [item async for item in rig.client.stream("llm.count", 100)] == [[0, number] for number in range(100)]
     await rig.settled("llm")
@@ -175,7 +167,7 @@ async def test_errors_of_tasks_pass_as_they_are_and_unknown_tasks_are_told_at_on
 async def test_a_set_takes_the_calls_of_a_pool_of_its_name_unless_the_pool_is_asked_for(rig: GangRig) -> None:
     await rig.stand("train", gangs=1, gang=PAIR)
     assert (await rig.client.call("train.slow", 0.1))[1] == 0
-    with pytest.raises(TaskFailed, match="gang"):  # the pool's task, outside of any gang
+    with pytest.raises(errors.TaskFailed, match="gang"):  # the pool's task, outside of any gang
         await rig.client.options(pool="train").call("train.who")
 
 
@@ -183,20 +175,20 @@ async def test_a_set_takes_the_calls_of_a_pool_of_its_name_unless_the_pool_is_as
 async def test_a_set_without_a_gang_says_so(rig: GangRig) -> None:
     await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 9})
     await asyncio.sleep(1)
-    with pytest.raises(NoWorkers, match="no gang of standing set 'llm'"):
+    with pytest.raises(errors.NoWorkers, match="no gang of standing set 'llm'"):
         await rig.client.call("llm.who")
 
 
 @on_gang_rig("w1", "w2")
 async def test_a_set_declared_later_and_its_end_are_learnt_without_a_pull(rig: GangRig) -> None:
-    with pytest.raises(NoWorkers):
+    with pytest.raises(errors.NoWorkers):
         await rig.client.call("llm.who")
     await rig.declare("llm", gangs=1, gang=PAIR)
     await until(lambda: rig.gangs("llm"), 2.0)
     assert await rig.client.call("llm.who") == [0, 2, 1, ""]
     await rig.declare("llm")
     await until(lambda: not rig.gangs("llm"), 2.0)
-    with pytest.raises(NoWorkers):
+    with pytest.raises(errors.NoWorkers):
         await rig.client.call("llm.who")
     await asyncio.sleep(30)
     assert rig.client.router.sets.statistics() == {}
@@ -208,20 +200,19 @@ class Load:
     def __init__(self, rig: GangRig, target: str, seconds: float, callers: int) -> None:
         self.rig = rig
         self.results: list[Any] = []
-        self.errors: list[GanglineError] = []
+        self.errors: list[errors.GanglineError] = []
         self.slowest_s = 0.0
         self._tasks = [asyncio.ensure_future(self._go_on(target, seconds)) for _ in range(callers)]
 
     async def _go_on(self, target: str, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            began_at = loop.time()
+            began_at = loop_time()
             try:
                 self.results.append(await self.rig.client.call(target, seconds))
-            except GanglineError as error:
+            except errors.GanglineError as error:
                 self.errors.append(error)
                 await asyncio.sleep(0.01)
-            self.slowest_s = max(self.slowest_s, loop.time() - began_at)
+            self.slowest_s = max(self.slowest_s, loop_time() - began_at)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -243,7 +234,7 @@ async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gang(rig: G
     await asyncio.sleep(10)
     await load.stop()
     assert len(load.errors) <= len(hit), "at most the calls that were under way on gangs of the dead worker"
-    assert all(isinstance(error, WorkerLost) and error.may_have_started for error in load.errors)
+    assert all(isinstance(error, errors.WorkerLost) and error.may_have_started for error in load.errors)
     assert len(load.results) > 75
     await until(lambda: len(rig.gangs("llm")) == 3)
     await rig.settled("llm")
@@ -284,7 +275,7 @@ async def test_a_call_on_a_gang_that_was_torn_down_is_made_again_only_if_that_do
             assert (await call)[1] == 0
             assert [generation for generation, _ in rig.probe.started] == [2, 3]
         else:
-            with pytest.raises(WorkerLost) as caught:
+            with pytest.raises(errors.WorkerLost) as caught:
                 await call
             assert caught.value.may_have_started
             await asyncio.sleep(5)
@@ -342,10 +333,9 @@ async def test_draining_a_worker_moves_its_gangs_without_an_error(rig: GangRig) 
 @on_gang_rig("w1", "w2")
 async def test_a_draining_worker_is_left_well_before_its_grace_ends_though_there_is_no_room(rig: GangRig) -> None:
     await rig.stand("s", gangs=1, gang={**PAIR, "slots": 2, "grace_s": 0.5}, retire_s=0.5)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     await rig.workers.pop("w1").drain(20)
-    assert loop.time() - began < 8
+    assert loop_time() - began < 8
     await rig.worker("w3")
     await until(lambda: len(rig.gangs("s")) == 1)
     assert len(await rig.client.call("s.who")) == 4
@@ -385,7 +375,7 @@ async def test_closing_the_client_ends_calls_to_sets(rig: GangRig) -> None:
     await until(lambda: rig.probe.started)
     await rig.client.close()
     for call in (running, waiting):
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             await call
     await until(lambda: rig.probe.stopped)
 

@@ -6,24 +6,13 @@ import asyncio
 
 import pytest
 
+from gangline import errors
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.runtime.timers import margin_s
-from gangline.schemas.errors.base import (
-    DeadlineExceeded,
-    InvalidRequest,
-    LeaseBusy,
-    SelectionUsed,
-    TaskFailed,
-    WorkerLost,
-)
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, ReserveFlag
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, rejects, silent, turns
-
-
-async def warm(rig: Rig) -> None:
-    """Open the pool: the short ways are of pools that are known."""
-    await rig.client.call("images.echo", 0)
+from ...support.dispatcher.fakes import FakeWorker, Rig, cancel_and_wait, obedient, rejects, silent, turns
+from ...waiting import loop_time
 
 
 def refuses(code: str, started: bool = False):
@@ -46,8 +35,7 @@ def short(rig: Rig) -> int:
 
 
 async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     async with rig.client.choose_worker("images") as selection:
         [asked] = worker.heard_of(RequestOp.RESERVE)
         assert asked[2:7] == [1, 2000, 2000, int(ReserveFlag.SINGLE_USE), 100]
@@ -57,7 +45,7 @@ async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig
         assert await rig.client.dispatch(selection, "echo", 1, x=2) == ["w1", "echo"]
         sent = worker.heard[-1]
         assert (sent[3:5], sent[6]) == ([[1], {"x": 2}], "w1-t1")
-        with pytest.raises(SelectionUsed):
+        with pytest.raises(errors.SelectionUsed):
             await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.RELEASE) == []
     assert short(rig) == 0
@@ -65,8 +53,7 @@ async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig
 
 
 async def test_a_slot_that_is_not_used_is_released(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     async with rig.client.choose_worker("images"):
         pass
     await turns()
@@ -76,8 +63,7 @@ async def test_a_slot_that_is_not_used_is_released(rig: Rig) -> None:
 
 
 async def test_a_slot_that_is_held_for_long_is_renewed(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     async with rig.client.choose_worker("images") as selection:
         await asyncio.sleep(5)
         assert len(worker.heard_of(RequestOp.RENEW)) in range(5, 9)
@@ -85,8 +71,7 @@ async def test_a_slot_that_is_held_for_long_is_renewed(rig: Rig) -> None:
 
 
 async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
-    first = await rig.worker("w1")
-    await warm(rig)
+    first = await rig.known_worker("w1")
     first.behave = rejects(Reason.FULL)
     await rig.worker("w2")
     await turns(50)
@@ -96,30 +81,26 @@ async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
 
 @pytest.mark.router(probe_first_s=0.2)
 async def test_a_worker_that_does_not_answer_is_given_up_and_told_so(rig: Rig) -> None:
-    slow = await rig.worker("w1")
-    await warm(rig)
+    slow = await rig.known_worker("w1")
     slow.behave = silent
-    began = asyncio.get_running_loop().time()
+    began = loop_time()
     choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
     await slow.hears(RequestOp.RESERVE)
     await rig.worker("w2")
     selection = await choosing
     assert selection.worker == "images.w2"
-    assert asyncio.get_running_loop().time() - began >= 0.2
+    assert loop_time() - began >= 0.2
     [released] = await slow.hears(RequestOp.RELEASE)
     assert released[1:] == [slow.heard_of(RequestOp.RESERVE)[0][1], None]
     selection.close()
 
 
 async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     worker.behave = silent
     choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
     [asked] = await worker.hears(RequestOp.RESERVE)
-    choosing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await choosing
+    await cancel_and_wait(choosing)
     [released] = await worker.hears(RequestOp.RELEASE)
     assert released[1:] == [asked[1], None]
     assert len(rig.router._held_express.probes) == 0
@@ -129,11 +110,10 @@ async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig:
 
 
 async def test_a_task_that_fails_is_told_and_counted_once(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     worker.behave = refuses("task_failed", True)
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(TaskFailed):
+        with pytest.raises(errors.TaskFailed):
             await rig.client.dispatch(selection, "echo")
     numbers = rig.router.metrics.statistics()
     assert (numbers["requests"], numbers["errors"]) == (2, 1)
@@ -141,8 +121,7 @@ async def test_a_task_that_fails_is_told_and_counted_once(rig: Rig) -> None:
 
 
 async def test_a_token_that_is_refused_sends_the_task_elsewhere(rig: Rig) -> None:
-    worker = await rig.worker("w1")
-    await warm(rig)
+    worker = await rig.known_worker("w1")
     async with rig.client.choose_worker("images") as selection:
         worker.behave = lambda worker, frame: (
             refuses("unknown_token")(worker, frame)
@@ -154,57 +133,51 @@ async def test_a_token_that_is_refused_sends_the_task_elsewhere(rig: Rig) -> Non
 
 
 async def test_a_worker_lost_with_the_task_is_told_with_the_doubt(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     async with rig.client.choose_worker("images") as selection:
         worker.behave = silent
         call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
         await worker.hears(RequestOp.TASK, 2)
         worker.stop_beating()
-        with pytest.raises(WorkerLost) as caught:
+        with pytest.raises(errors.WorkerLost) as caught:
             await call
     assert caught.value.may_have_started
 
 
 async def test_a_cancelled_dispatch_gives_the_token_back(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     async with rig.client.choose_worker("images") as selection:
         worker.behave = silent
         call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
         [_, sent] = await worker.hears(RequestOp.TASK, 2)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await cancel_and_wait(call)
     [cancelled] = await worker.hears(RequestOp.CANCEL)
     [released] = await worker.hears(RequestOp.RELEASE)
     assert (cancelled[1], released[2]) == (sent[1], "w1-t1")
 
 
 async def test_arguments_that_cannot_be_sent_leave_the_selection_open(rig: Rig) -> None:
-    await rig.worker()
-    await warm(rig)
+    await rig.known_worker()
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(errors.InvalidRequest):
             await rig.client.dispatch(selection, "echo", object())
         assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
 
 
 @pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
 async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_time(rig: Rig, special) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     async with rig.client.choose_worker("images") as selection:
         assert selection.hold.charge is None
         assert await rig.client.options(timeout_s=5, **special).dispatch(selection, "echo", 1) == ["w1", "echo"]
     assert worker.heard_of(RequestOp.TASK)[-1][5] == 5000
     rig.balanced()
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     async with rig.client.choose_worker("images") as selection:
         worker.behave = silent
-        with pytest.raises(DeadlineExceeded) as caught:
+        with pytest.raises(errors.DeadlineExceeded) as caught:
             await rig.client.options(timeout_s=1, **special).dispatch(selection, "echo", 1)
-        assert asyncio.get_running_loop().time() - began_at == pytest.approx(1)
+        assert loop_time() - began_at == pytest.approx(1)
         assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
         assert rig.router.pools["images"].core.placed == 1
     await turns()
@@ -221,17 +194,16 @@ async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Ri
     rig.balanced()
     async with rig.client.options(key="k").choose_worker("images") as selection:
         worker.behave = refuses("task_failed", True)
-        with pytest.raises(TaskFailed):
+        with pytest.raises(errors.TaskFailed):
             await rig.client.dispatch(selection, "echo", 1)
 
 
 async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_only(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     worker.behave = lambda worker, frame: (
         [(*worker.grant(frame)[:4], 1000)] if frame[0] == RequestOp.RESERVE else obedient(worker, frame)
     )
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     async with rig.client.choose_worker("images") as selection:
         assert selection.hold.trusted_until == began_at + 1 - margin_s(1)
 
@@ -270,10 +242,10 @@ async def test_a_failed_call_on_a_lease_is_counted_once_and_leaves_its_slot(rig:
     worker = await rig.worker()
     async with rig.client.lease("images") as lease:
         worker.behave = refuses("task_failed", True)
-        with pytest.raises(TaskFailed):
+        with pytest.raises(errors.TaskFailed):
             await lease.call("echo")
         worker.behave = rejects(Reason.FULL)
-        with pytest.raises(LeaseBusy):
+        with pytest.raises(errors.LeaseBusy):
             await lease.call("echo")
         assert lease.used == 0
         numbers = rig.router.metrics.statistics()
@@ -301,9 +273,7 @@ async def test_a_cancelled_call_has_its_slot_until_the_worker_answers(rig: Rig) 
         worker.behave = silent
         call = asyncio.create_task(lease.call("echo"))
         [sent] = await worker.hears(RequestOp.TASK)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await cancel_and_wait(call)
         assert lease.used == 1
         worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
         await turns()
@@ -316,10 +286,10 @@ async def test_a_call_on_a_lease_that_is_late_keeps_its_slot_until_its_worker_ha
     async with rig.client.options(timeout_s=2, **special).lease("images") as lease:
         assert await lease.call("echo") == ["w1", "echo"]
         worker.behave = silent
-        began_at = asyncio.get_running_loop().time()
-        with pytest.raises(DeadlineExceeded) as caught:
+        began_at = loop_time()
+        with pytest.raises(errors.DeadlineExceeded) as caught:
             await lease.call("echo", 1)
-        assert asyncio.get_running_loop().time() - began_at == pytest.approx(2)
+        assert loop_time() - began_at == pytest.approx(2)
         assert caught.value.may_have_started and lease.used == 1
         await turns()
         [first, sent] = worker.heard_of(RequestOp.TASK)

@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.runtime.timers import CLOCKS_DIFFER, margin_s
-from gangline.schemas.errors.base import (
-    InvalidRequest,
-    LeaseExpired,
-    Saturated,
-    SelectionClosed,
-    SelectionUsed,
-    TaskFailed,
-    WorkerLost,
-    WrongPool,
-)
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, turns
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 
 async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
@@ -76,9 +68,9 @@ async def test_a_selection_dispatches_once(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
         await rig.client.dispatch(selection, "echo")
-        with pytest.raises(SelectionUsed):
+        with pytest.raises(errors.SelectionUsed):
             await rig.client.dispatch(selection, "echo")
-    with pytest.raises(SelectionUsed):
+    with pytest.raises(errors.SelectionUsed):
         await rig.client.dispatch(selection, "echo")
     assert len(worker.heard_of(RequestOp.TASK)) == 1
 
@@ -89,16 +81,16 @@ async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
         results = await asyncio.gather(
             *(rig.client.dispatch(selection, "echo") for _ in range(3)), return_exceptions=True
         )
-    assert sum(isinstance(result, SelectionUsed) for result in results) == 2
+    assert sum(isinstance(result, errors.SelectionUsed) for result in results) == 2
     assert len(worker.heard_of(RequestOp.TASK)) == 1
 
 
 async def test_a_closed_selection_and_another_pool_are_refused_before_sending(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(WrongPool):
+        with pytest.raises(errors.WrongPool):
             await rig.client.dispatch(selection, "sounds.echo")
-    with pytest.raises(SelectionClosed):
+    with pytest.raises(errors.SelectionClosed):
         await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.TASK) == []
 
@@ -107,7 +99,7 @@ async def test_a_dispatch_that_has_not_begun_when_the_block_ends_is_safe(rig: Ri
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
         late = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-    with pytest.raises(SelectionClosed):
+    with pytest.raises(errors.SelectionClosed):
         await late
     await turns()
     assert worker.heard_of(RequestOp.TASK) == [] and len(worker.heard_of(RequestOp.RELEASE)) == 1
@@ -126,7 +118,7 @@ async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
 async def test_bad_arguments_leave_the_selection_usable(rig: Rig) -> None:
     await rig.worker()
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(errors.InvalidRequest):
             await rig.client.dispatch(selection, "echo", object())
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
 
@@ -138,7 +130,7 @@ async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
         return obedient(worker, frame)
 
     worker = await rig.worker(behave=failing)
-    with pytest.raises(TaskFailed, match="boom"):
+    with pytest.raises(errors.TaskFailed, match="boom"):
         async with rig.client.choose_worker("images") as selection:
             await rig.client.dispatch(selection, "echo")
     await turns()
@@ -233,15 +225,14 @@ async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(
 
 async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig) -> None:
     slow = await rig.worker("w1", mute(RequestOp.RESERVE))
-    loop = asyncio.get_running_loop()
     entering = rig.client.choose_worker("images").__aenter__()
     task = asyncio.ensure_future(entering)
     [reserve] = await slow.hears(RequestOp.RESERVE)
-    began = loop.time()
+    began = loop_time()
     await rig.worker("w2")
     selection = await task
     assert selection.worker == "images.w2"
-    assert loop.time() - began == pytest.approx(0.1, abs=0.05)
+    assert loop_time() - began == pytest.approx(0.1, abs=0.05)
     await turns()
     assert slow.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], None]]
     selection.close()
@@ -250,14 +241,13 @@ async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: 
 async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     times: list[float] = []
-    loop = asyncio.get_running_loop()
 
     def note(worker: FakeWorker, frame: Frame) -> None:
         if frame[0] == RequestOp.RESERVE:
-            times.append(loop.time())
+            times.append(loop_time())
 
     worker.behave = note
-    with pytest.raises(Saturated):
+    with pytest.raises(errors.Saturated):
         async with rig.client.options(timeout_s=10).choose_worker("images"):
             pass
     waits = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
@@ -283,12 +273,11 @@ async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
 
 async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worker_gives_it_up(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RENEW))
-    loop = asyncio.get_running_loop()
     async with rig.client.choose_worker("images") as selection:
-        granted_at = loop.time()
+        granted_at = loop_time()
         await asyncio.sleep(2.0)  # the claim timeout
         assert selection.hold.trusted_until < granted_at + 2.0
-        with pytest.raises(LeaseExpired):
+        with pytest.raises(errors.LeaseExpired):
             await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.TASK) == []
 
@@ -302,8 +291,8 @@ async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
     await rig.worker(behave=forgetful)
     async with rig.client.lease("images", ttl_s=15) as lease:
         await asyncio.sleep(1)
-        assert isinstance(lease.lost, LeaseExpired)
-        with pytest.raises(LeaseExpired, match="too late"):
+        assert isinstance(lease.lost, errors.LeaseExpired)
+        with pytest.raises(errors.LeaseExpired, match="too late"):
             await lease.call("echo")
 
 
@@ -373,7 +362,7 @@ async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(
         dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
         await chosen.hears(RequestOp.TASK)
         await chosen.die()
-        with pytest.raises(WorkerLost) as caught:
+        with pytest.raises(errors.WorkerLost) as caught:
             await dispatch
         assert caught.value.may_have_started
     del worker

@@ -24,8 +24,7 @@ def known(rig: Rig, pool: str = "images") -> dict[str, Any]:
 
 async def test_a_new_router_pulls_the_workers_that_are_there(rig: Rig) -> None:
     await rig.worker("w1", node="n", zone="z", address="a:1", labels={"gpu": "yes"})
-    await rig.worker("w2")
-    await rig.client.call("images.echo")
+    await rig.known_worker("w2")
     worker = known(rig)["w1"]
     assert (worker.node, worker.zone, worker.address, worker.labels) == ("n", "z", "a:1", {"gpu": "yes"})
     assert set(known(rig)) == {"w1", "w2"}
@@ -66,14 +65,12 @@ async def test_a_registration_without_a_heartbeat_is_of_a_dead_worker(rig: Rig) 
     dead = await rig.worker("w1")
     await dead.die()
     await asyncio.sleep(4)
-    await rig.worker("w2")
-    await rig.client.call("images.echo")
+    await rig.known_worker("w2")
     assert set(known(rig)) == {"w2"}
 
 
 async def test_changes_are_seen_as_they_happen(rig: Rig) -> None:
-    one = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    one = await rig.known_worker("w1")
     await rig.worker("w2")
     await turns()
     assert set(known(rig)) == {"w1", "w2"}
@@ -87,8 +84,7 @@ async def test_changes_are_seen_as_they_happen(rig: Rig) -> None:
 
 
 async def test_a_deletion_that_storage_refuses_removes_no_worker(rig: Rig) -> None:
-    worker = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker("w1")
     before = known(rig)["w1"]
     for key in (rig.names.alive_key(worker.id), rig.names.registration_key(worker.id)):
         with pytest.raises(Conflict):
@@ -102,8 +98,7 @@ async def test_a_deletion_that_storage_refuses_removes_no_worker(rig: Rig) -> No
 
 
 async def test_a_deletion_that_cannot_be_checked_removes_no_worker_while_its_heart_beats(rig: Rig) -> None:
-    worker = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker("w1")
     rig.hub.storage_down()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -114,16 +109,14 @@ async def test_a_deletion_that_cannot_be_checked_removes_no_worker_while_its_hea
 
 
 async def test_heartbeats_carry_the_load(rig: Rig) -> None:
-    worker = await rig.worker(slots=5)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=5)
     worker.load = Load(3, 1, 5)
     await asyncio.sleep(1.1)
     assert known(rig)["w1"].ongoing == 4
 
 
 async def test_a_failing_pull_removes_nothing_and_heartbeats_go_on_counting(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     rig.hub.storage_up = False
     for _ in range(20):
         await asyncio.sleep(0.9)
@@ -241,8 +234,7 @@ async def test_a_worker_of_another_pool_is_not_seen(rig: Rig) -> None:
 async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(caplog: Any) -> None:
     rig = Rig()
     await rig.start()
-    await rig.worker("w1")
-    await rig.client.call("images.echo")
+    await rig.known_worker("w1")
 
     def failed(level: int) -> int:
         return sum(
@@ -265,8 +257,7 @@ async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(capl
 @pytest.mark.router(reconcile_s=0.7)
 async def test_a_heartbeat_that_is_only_read_again_is_no_sign_of_life(rig: Rig) -> None:
     """The last heartbeat of a worker that was killed stands in the ledger for three seconds."""
-    worker = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker("w1")
     await worker.die()
     await asyncio.sleep(2.4)
     assert set(known(rig)) == {"w1"}

@@ -31,8 +31,7 @@ async def test_names_that_nobody_serves_are_forgotten_when_there_are_too_many(ri
 
 @pytest.mark.router(max_empty_pools=MOST)
 async def test_too_many_callers_of_names_that_nobody_serves_are_refused(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     found = await asyncio.gather(*(unknown(rig, f"nobody-{number}") for number in range(5 * MOST)))
     assert found.count(NoWorkers) == MOST and found.count(QueueFull) == 4 * MOST
     assert await rig.client.call("images.echo") == ["w1", "echo"]

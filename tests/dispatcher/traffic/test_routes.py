@@ -8,24 +8,16 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.bus.port.bus import BucketSettings, KeyValue, StorageUnavailable
 from gangline.dispatcher.traffic.route_core import home_pool
-from gangline.schemas.errors.base import (
-    ClosedError,
-    InvalidRoute,
-    NoWorkers,
-    QueueFull,
-    Saturated,
-    UnknownMethod,
-    WorkerLost,
-    WrongPool,
-)
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
+from ...waiting import loop_time
 from .test_route_core import bound
 
 
@@ -218,7 +210,7 @@ async def test_a_request_that_may_have_started_is_not_moved(rig: Rig) -> None:
     await old.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v2": 1}})
     await old.die()
-    with pytest.raises(WorkerLost):
+    with pytest.raises(errors.WorkerLost):
         await asked
 
 
@@ -229,7 +221,7 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
     tasks = calls(rig, 4)
     await old.hears(RequestOp.TASK)
     await turns()
-    with pytest.raises(QueueFull):
+    with pytest.raises(errors.QueueFull):
         await call(rig)
     tasks += [asyncio.ensure_future(call(rig, pool="v2")) for _ in range(4)]
     await new.hears(RequestOp.TASK)
@@ -274,10 +266,9 @@ async def test_the_share_of_a_pool_without_workers_is_taken_by_the_others(rig: R
     await crew(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 50, "gone": 50}})
     assert await asyncio.gather(*calls(rig, 20)) == ["v1"] * 20  # some after a second, none of them refused
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     assert await asyncio.gather(*calls(rig, 50)) == ["v1"] * 50
-    assert loop.time() - began_at < 0.5  # by now it is known
+    assert loop_time() - began_at < 0.5  # by now it is known
     await crew(rig, "gone")
     await asyncio.sleep(1)
     assert set(await asyncio.gather(*calls(rig, 50))) == {"v1", "gone"}
@@ -286,13 +277,13 @@ async def test_the_share_of_a_pool_without_workers_is_taken_by_the_others(rig: R
 async def test_when_no_pool_of_the_route_has_workers_everybody_hears_so(rig: Rig) -> None:
     await set_route(rig, "e", {"to": {"a": 1, "b": 1}})
     results = await asyncio.gather(*calls(rig, 10), return_exceptions=True)
-    assert {type(result) for result in results} == {NoWorkers}
+    assert {type(result) for result in results} == {errors.NoWorkers}
 
 
 async def test_a_task_that_a_pool_of_the_route_lacks_is_an_error_that_names_the_pool(rig: Rig) -> None:
     await rig.worker("w1", pool="v1", methods={"other": MethodInfo()})
     await set_route(rig, "e", {"to": {"v1": 1}})
-    with pytest.raises(UnknownMethod, match="v1"):
+    with pytest.raises(errors.UnknownMethod, match="v1"):
         await call(rig)
 
 
@@ -353,7 +344,7 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
     first = asyncio.ensure_future(call(rig))
     [frame] = await worker.hears(RequestOp.TASK)
     cancelled, unlucky, waits = calls(rig, 3)
-    with pytest.raises(Saturated, match="limits"):
+    with pytest.raises(errors.Saturated, match="limits"):
         await call(rig, timeout_s=2)
     assert traffic(rig)["waiting"] == 3
     cancelled.cancel()
@@ -373,15 +364,14 @@ async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_n
     worker = await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
     first, second, third = calls(rig, 3)
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     [frame] = await worker.hears(RequestOp.TASK)
     await asyncio.sleep(3)
     worker.answer((AnswerOp.OK, frame[1], "first"))
     assert await first == "first"
-    with pytest.raises(Saturated):
+    with pytest.raises(errors.Saturated):
         await third
-    assert 7.9 < loop.time() - began_at < 9
+    assert 7.9 < loop_time() - began_at < 9
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
 
@@ -392,7 +382,7 @@ async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> N
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
     tasks = calls(rig, 3)
     await asyncio.sleep(0.1)
-    with pytest.raises(QueueFull, match="the queue for route .* is full"):
+    with pytest.raises(errors.QueueFull, match="the queue for route .* is full"):
         await call(rig)
     for task in tasks:
         task.cancel()
@@ -407,7 +397,7 @@ async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 3}})
     await worker.hears(RequestOp.TASK, 3)
     await set_route(rig, "e", None)  # the pool of its name: nobody serves it
-    with pytest.raises(NoWorkers):
+    with pytest.raises(errors.NoWorkers):
         await tasks[3]
     for task in tasks:
         task.cancel()
@@ -421,7 +411,7 @@ async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
     await asyncio.sleep(0.1)
     await rig.client.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(result) for result in results} == {ClosedError}
+    assert {type(result) for result in results} == {errors.ClosedError}
 
 
 # -- selections and leases ----------------------------------------------------------------------------------------
@@ -434,12 +424,12 @@ async def test_selections_and_leases_follow_the_route_and_count_until_they_are_g
         assert (lease.pool, lease.endpoint) == ("v1", "e")
         assert await lease.call("e.echo") == "v1"
         assert await lease.call("v1.echo") == await lease.call("echo") == "v1"
-        with pytest.raises(WrongPool):
+        with pytest.raises(errors.WrongPool):
             await lease.call("v2.echo")
         async with rig.client.choose_worker("e.echo") as selection:
             assert (selection.pool, selection.endpoint) == ("v1", "e")
             assert traffic(rig)["inside"] == {"v1": 2}
-            with pytest.raises(WrongPool):
+            with pytest.raises(errors.WrongPool):
                 await rig.client.dispatch(selection, "v2.echo")
             assert await rig.client.dispatch(selection, "e.echo") == "v1"
         assert traffic(rig)["inside"] == {"v1": 1}
@@ -473,7 +463,7 @@ async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_r
     record = await rig.client.set_route("e", {"to": {"v1": 1}, "queue": {"per_key": 3}})
     assert await call(rig) == "v1"
     assert await rig.client.routes() == {"e": record}
-    with pytest.raises(InvalidRoute, match="add up to 0"):
+    with pytest.raises(errors.InvalidRoute, match="add up to 0"):
         await rig.client.set_route("e", {"to": {"v1": 0}})
     assert await rig.client.set_route("e", RouteRecord(to={"e": 1, "v1": 0})) == RouteRecord(to={"e": 1, "v1": 0})
     assert await call(rig) == "e"
@@ -494,11 +484,10 @@ async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_h
     await old.hears(RequestOp.TASK)
     waiting = calls(rig, 5)
     await turns()
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     await set_route(rig, "e", None)
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(result) for result in results} == {NoWorkers}
-    assert loop.time() - began_at < 1.5
+    assert {type(result) for result in results} == {errors.NoWorkers}
+    assert loop_time() - began_at < 1.5
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)

@@ -15,6 +15,7 @@ from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
+from ...waiting import loop_time
 
 
 async def give_up(calls: list[asyncio.Future[object]]) -> None:
@@ -50,8 +51,7 @@ async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) ->
 
 
 async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     worker.behave = silent
     publish = rig.bus.publish
 
@@ -78,8 +78,7 @@ async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(ri
 
 
 async def test_frames_that_are_too_large_for_one_message_together_leave_in_several(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     before = worker.messages
     third = b"x" * (rig.hub.max_payload // 3)
     answers = await asyncio.gather(*(rig.client.call("images.echo", third) for _ in range(5)))
@@ -88,8 +87,7 @@ async def test_frames_that_are_too_large_for_one_message_together_leave_in_sever
 
 
 async def test_frames_share_a_message_only_as_long_as_the_worker_takes_all_their_lists(rig: Rig) -> None:
-    worker = await rig.worker(slots=10_000)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=10_000)
     before = worker.messages
     points = [[x, x] for x in range(100)]
     answers = await asyncio.gather(*(rig.client.call("images.echo", points) for _ in range(250)))
@@ -98,8 +96,7 @@ async def test_frames_share_a_message_only_as_long_as_the_worker_takes_all_their
 
 
 async def test_bytes_share_a_message_whatever_they_look_like(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     before = worker.messages
     picture = b"\x90" * (rig.hub.max_payload // 5)  # as msgpack, each of these bytes is a list
     answers = await asyncio.gather(*(rig.client.call("images.echo", picture) for _ in range(4)))
@@ -158,8 +155,7 @@ async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_
 
 
 async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     await asyncio.sleep(1)
     before, half = worker.messages, b"x" * (rig.hub.max_payload // 2)
     fast_path = rig.router._fast_path
@@ -173,15 +169,14 @@ async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
 
 @pytest.mark.router(check_after_s=2.0)
 async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_rarely(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     worker.behave = silent
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     asked_at: list[float] = []
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     for count in (1, 2, 3):
         await worker.hears(RequestOp.CHECK, count)
-        asked_at.append(asyncio.get_running_loop().time() - began_at)
+        asked_at.append(loop_time() - began_at)
     first, second, third = asked_at
     assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
     await give_up([call])

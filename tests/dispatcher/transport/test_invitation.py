@@ -10,6 +10,7 @@ import pytest
 from gangline.schemas.wire.frames import AnswerOp, Frame, Load, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, turns
+from ...waiting import loop_time
 
 
 def full(worker: FakeWorker, frame: Frame) -> Sequence[Frame]:
@@ -26,17 +27,16 @@ async def test_an_invited_request_is_sent_at_once_to_the_worker_that_refused_it(
     refused = len(worker.heard_of(RequestOp.TASK))
     worker.behave = obedient
     worker.load = Load(1, 0, 2)
-    now = asyncio.get_running_loop().time()
+    now = loop_time()
     worker.answer()
     done, _ = await asyncio.wait(calls, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
-    assert done and asyncio.get_running_loop().time() - now < 0.01
+    assert done and loop_time() - now < 0.01
     assert len(worker.heard_of(RequestOp.TASK)) > refused
     await asyncio.gather(*calls)
 
 
 async def test_an_invitation_that_nobody_needs_any_more_changes_nothing(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     worker.answer()
     await turns()
     assert len(worker.heard_of(RequestOp.TASK)) == 1

@@ -251,6 +251,21 @@ class Rig:
         self.workers.append(worker)
         return await worker.start()
 
+    async def known_worker(self, *which: Any, **facts: Any) -> FakeWorker:
+        """A worker that the client has called once: the short ways are of pools that are known."""
+        worker = await self.worker(*which, **facts)
+        await self.client.call("images.echo")
+        return worker
+
+    async def held_call(
+        self, target: str = "images.echo", *arguments: Any, known: bool = False
+    ) -> tuple[FakeWorker, asyncio.Task[Any], Frame]:
+        """A worker that answers nothing, a call that waits for it, and the frame of that call."""
+        worker = await (self.known_worker() if known else self.worker())
+        worker.behave = silent
+        call = asyncio.create_task(self.client.call(target, *arguments))
+        return worker, call, (await worker.hears(RequestOp.TASK, 1 + known))[-1]
+
     @property
     def router(self) -> Any:
         return self.client.router
@@ -274,6 +289,13 @@ async def rig(request: pytest.FixtureRequest, opened: contextlib.AsyncExitStack)
     await rig.start()
     opened.push_async_exit(rig.stop_at_rest)
     return rig
+
+
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel it, and see that it ends so."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def turns(count: int = 20) -> None:

@@ -22,13 +22,6 @@ async def another(rig: GangRig, name: str = "other") -> Client:
     return client
 
 
-def subleases(rig: GangRig) -> int:
-    """Slots that are held of seats now, on all workers."""
-    return sum(
-        sub.slots for worker in rig.workers.values() for lease in worker.core.leases.values() for sub in lease.subleases
-    )
-
-
 async def report(rig: GangRig, gang: str, rank: int, generation: int = 1) -> None:
     """Say that a member failed, as its worker would."""
     said = MemberReport(gang=gang, generation=generation, rank=rank, cause=MemberCause.FAILED, detail="for the test")
@@ -51,7 +44,7 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
         assert (selection.pool, selection.endpoint, selection.slots) == ("llm", "llm", 1)
         assert selection.gang in rig.gangs("llm")
         assert selection.worker in ("train.w1", "train.w2")
-        assert subleases(rig) == 1
+        assert rig.subleases() == 1
         seats = {lease.fence for worker in rig.workers.values() for lease in worker.core.leases.values()}
         assert seats == {selection.fence}, "that of the gang"
         assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
@@ -63,8 +56,6 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
         assert await rig.client.dispatch(selection, "llm.who", "x") == [0, 2, 1, "x"]
     async with rig.client.choose_worker("llm"):
         pass  # left without a dispatch
-    await until(lambda: subleases(rig) == 0)
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -73,7 +64,6 @@ async def test_a_task_on_a_chosen_gang_that_raises_is_its_callers_error(rig: Gan
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(errors.TaskFailed, match="rank 0 has no luck"):
             await rig.client.dispatch(selection, "fail_on", 0)
-    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -123,16 +113,14 @@ async def test_of_two_routers_that_choose_the_last_slot_one_has_it_and_the_other
 async def test_a_set_whose_calls_run_on_all_ranks_is_held_on_all_and_dispatched_to_all(rig: GangRig) -> None:
     await two_of_one_slot(rig, route="all")
     async with rig.client.choose_worker("llm") as selection:
-        assert subleases(rig) == 2
+        assert rig.subleases() == 2
         assert await rig.client.dispatch(selection, "gather", "v") == [[[0, "v"], [1, "v"]]] * 2
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(errors.GangFailed) as caught:
             await rig.client.dispatch(selection, "fail_on", 1)
         assert caught.value.rank == 1
     async with rig.client.choose_worker("llm"):
-        assert subleases(rig) == 2
-    await until(lambda: subleases(rig) == 0)
-    await rig.settled("llm")
+        assert rig.subleases() == 2
 
 
 @on_gang_rig()
@@ -143,7 +131,6 @@ async def test_a_set_of_one_rank_answers_with_a_list_if_its_calls_run_on_all(rig
         assert await rig.client.dispatch(selection, "who", "x") == [[0, 1, 1, "x"]]
     async with rig.client.lease("llm") as lease:
         assert await lease.call("who", "x") == [[0, 1, 1, "x"]]
-    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -159,8 +146,7 @@ async def test_all_or_nothing_a_rank_that_does_not_answer_leaves_nothing_held(ri
     assert caught.value.may_have_started is False
     rig.hub.heal(rig.buses[silent])
     await asyncio.sleep(4)
-    assert subleases(rig) == 0
-    await rig.settled("llm")
+    assert rig.subleases() == 0
 
 
 @on_gang_rig()
@@ -174,7 +160,7 @@ async def test_cancelled_at_any_moment_while_choosing_nothing_stays_held(rig: Ga
         chosen = (await asyncio.gather(choosing, return_exceptions=True))[0]
         if not isinstance(chosen, BaseException):
             chosen.close()
-        await until(lambda: subleases(rig) == 0)
+        await until(lambda: rig.subleases() == 0)
         await rig.settled("llm")
     assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
 
@@ -189,7 +175,6 @@ async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worke
         # Not idempotent: but it cannot have started, so it runs on the gang's next generation.
         rank, size, generation, word = await rig.client.options(timeout_s=60).dispatch(selection, "who", "x")
         assert (rank, size, word) == (0, 2, "x") and generation == 2
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", "w4", no_workers_wait_s=30.0)
@@ -216,7 +201,6 @@ async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_
             assert (selection.gang, selection.worker) != (gang, chosen)
         await rig.ready("llm", 2)
     assert keys == ["session-7"] * 4, "the second choice had the key of the first"
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3")
@@ -236,7 +220,6 @@ async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
         with pytest.raises(errors.InvalidRequest, match="none of them can be streamed"):
             await anext(rig.client.stream(selection, "count", 3))
         assert len(await rig.client.dispatch(selection, "who")) == 2, "nothing was sent: the selection is still good"
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
@@ -254,7 +237,6 @@ async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears
             await task
         assert caught.value.may_have_started and len(rig.probe.started) == 1
     await rig.ready("llm", 1)
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
@@ -303,7 +285,6 @@ async def test_a_gang_that_is_rolled_while_it_is_held_is_chosen_again(rig: GangR
             await lease.call("who", "x")
     await until(lambda: before not in rig.gangs("llm"))
     await until(lambda: all(worker.core.load.running == 0 for worker in rig.workers.values()))
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -314,7 +295,6 @@ async def test_a_gang_that_only_retires_still_takes_what_was_chosen(rig: GangRig
         await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, retire_s=5)
         await until(lambda: before not in rig.gangs("llm"))
         assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -327,7 +307,6 @@ async def test_an_endpoint_whose_route_leads_to_a_set_chooses_its_gangs(rig: Gan
     async with rig.client.lease("chat") as lease:
         assert await lease.call("chat.who", "x") == [0, 2, 1, "x"]
         assert await lease.call("who", "y") == [0, 2, 1, "y"]
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", "w4")
@@ -358,7 +337,6 @@ async def test_who_chooses_often_uses_all_gangs(rig: GangRig) -> None:
     assert {selection.gang for selection in chosen} == set(rig.gangs("llm"))
     for each in held:
         await each.__aexit__(None, None, None)
-    await rig.settled("llm")
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------
@@ -369,7 +347,7 @@ async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> N
     await rig.stand("llm", gangs=1, gang={**PAIR, "slots": 2})
     async with rig.client.lease("llm", slots=2, wait=False) as lease:
         assert (lease.slots, lease.pool, lease.gang) == (2, "llm", rig.gangs("llm")[0])
-        assert subleases(rig) == 2
+        assert rig.subleases() == 2
         calls = [asyncio.create_task(lease.call("slow", 1.0)) for _ in range(2)]
         await until(lambda: lease.used == 2)
         with pytest.raises(errors.LeaseBusy):
@@ -377,7 +355,7 @@ async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> N
         assert [rank for _, rank in await asyncio.gather(*calls)] == [0, 0]
         assert [item async for item in lease.stream("count", 3)] == [[0, 0], [0, 1], [0, 2]]
         assert lease.lost is None and lease.used == 0
-    await until(lambda: subleases(rig) == 0)
+    await until(lambda: rig.subleases() == 0)
     await rig.settled("llm")
     with pytest.raises(errors.Saturated):
         async with rig.client.lease("llm", slots=3):
@@ -385,14 +363,13 @@ async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> N
     with pytest.raises(errors.InvalidRequest, match="standing set"):
         async with rig.client.lease("llm", ledger="sync"):
             pass
-    await rig.settled("llm")
 
 
 @on_gang_rig()
 async def test_a_lease_on_all_ranks_runs_its_tasks_on_all(rig: GangRig) -> None:
     await two_of_one_slot(rig, route="all")
     async with rig.client.lease("llm") as lease:
-        assert subleases(rig) == 2
+        assert rig.subleases() == 2
         for value in range(3):
             assert await lease.call("gather", value) == [[[0, value], [1, value]]] * 2
         with pytest.raises(errors.InvalidRequest, match="all ranks"):
@@ -404,8 +381,6 @@ async def test_a_lease_on_all_ranks_runs_its_tasks_on_all(rig: GangRig) -> None:
         await until(lambda: len(rig.probe.started) == 6)
         hurry.cancel()
         assert await lease.call("who") == [[0, 2, 1, ""], [1, 2, 1, ""]], "the slots come back when it has stopped"
-    await until(lambda: subleases(rig) == 0)
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -418,9 +393,9 @@ async def test_a_lease_outlives_its_time_to_live_while_it_is_held_and_ends_by_it
         await asyncio.sleep(10)
         assert await lease.call("who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
     await other.lease("llm", ttl_s=2).__aenter__()
-    assert subleases(rig) == 2
+    assert rig.subleases() == 2
     rig.hub.kill(other.router.bus)
-    await until(lambda: subleases(rig) == 0, 5)
+    await until(lambda: rig.subleases() == 0, 5)
     assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
     await rig.settled("llm")
     await other.close()
@@ -475,7 +450,6 @@ async def test_a_lease_on_a_survivor_goes_on_in_the_next_generation(rig: GangRig
         rig.cut(cut)
         await until(lambda: lease.hold.formation.generation == 2)
         assert await lease.call("who", "x") == [0, 2, 2, "x"]
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -483,6 +457,6 @@ async def test_closing_the_client_gives_back_what_is_held(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR, route="all")
     other = await another(rig)
     await other.lease("llm").__aenter__()
-    assert subleases(rig) == 2
+    assert rig.subleases() == 2
     await other.close()
-    await until(lambda: subleases(rig) == 0)
+    await until(lambda: rig.subleases() == 0)

@@ -30,7 +30,6 @@ async def test_calls_to_a_set_run_on_rank_0_of_its_gangs_evenly(rig: GangRig) ->
     assert all(rank == 0 for _, rank in results)
     assert set(Counter(gang for gang, _ in results).values()) == {1}, "each gang took one at a time"
     assert {gang for gang, _ in results} == set(rig.gangs("llm"))
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -50,7 +49,6 @@ async def test_a_call_made_before_its_set_is_declared_waits_for_the_set_and_late
         await rig.client.call("llm.who", "too late")
     await rig.stand("llm", gangs=1, gang=PAIR)
     assert await rig.client.call("llm.who", "again") == [0, 2, 1, "again"]
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -69,7 +67,6 @@ async def test_a_set_that_is_declared_while_the_pool_of_its_name_is_opened_is_no
     router._following.get = slowly  # type: ignore[method-assign]
     assert await rig.client.options(timeout_s=5).call("llm.who", "x") == [0, 2, 1, "x"]
     assert "llm" not in router._traffic.plain
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -83,7 +80,6 @@ async def test_by_setting_a_call_runs_on_all_ranks(rig: GangRig) -> None:
     with pytest.raises(errors.InvalidRequest, match="all ranks"):
         async for _ in rig.client.stream("llm.count", 1):
             pass
-    await rig.settled("llm")
 
 
 @on_gang_rig()
@@ -140,7 +136,6 @@ async def test_more_calls_than_gangs_can_take_wait_their_turn(rig: GangRig) -> N
     began_at = loop_time()
     await asyncio.gather(*(rig.client.call("llm.slow", 1.0) for _ in range(10)))
     assert loop_time() - began_at == pytest.approx(5.0, abs=0.6)
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -160,7 +155,6 @@ async def test_errors_of_tasks_pass_as_they_are_and_unknown_tasks_are_told_at_on
     with pytest.raises(errors.UnknownMethod):
         await rig.client.call("llm.nothing")
     assert [item async for item in rig.client.stream("llm.count", 100)] == [[0, number] for number in range(100)]
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -237,7 +231,6 @@ async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gang(rig: G
     assert all(isinstance(error, errors.WorkerLost) and error.may_have_started for error in load.errors)
     assert len(load.results) > 75
     await until(lambda: len(rig.gangs("llm")) == 3)
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", "w4", "w5")
@@ -250,7 +243,6 @@ async def test_idempotent_calls_see_no_error_when_a_member_is_killed(rig: GangRi
     await asyncio.sleep(10)
     await load.stop()
     assert load.errors == []
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3")
@@ -280,7 +272,6 @@ async def test_a_call_on_a_gang_that_was_torn_down_is_made_again_only_if_that_do
             assert caught.value.may_have_started
             await asyncio.sleep(5)
             assert rig.probe.started == [(1, 0)], "it started once and never again"
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")
@@ -313,7 +304,6 @@ async def test_rolling_all_gangs_under_load_fails_no_call(rig: GangRig) -> None:
     await load.stop()
     assert load.errors == []
     assert {gang for gang, _ in load.results[-20:]} <= set(rig.gangs("llm"))
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2", "w3", "w4", "w5")
@@ -327,7 +317,6 @@ async def test_draining_a_worker_moves_its_gangs_without_an_error(rig: GangRig) 
     await load.stop()
     assert load.errors == []
     assert len(rig.gangs("llm")) == 3
-    await rig.settled("llm")
 
 
 @on_gang_rig("w1", "w2")

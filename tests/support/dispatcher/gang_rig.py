@@ -183,6 +183,12 @@ class GangRig:
         for worker_core in workers:
             worker_core.check()
         await until(lambda: not any(core.load.running or any(s.busy for s in core.leases.values()) for core in workers))
+        await until(lambda: self.subleases() == 0)
+
+    def subleases(self) -> int:
+        """Slots that are held of seats now, on all workers that live."""
+        workers = [worker.core for known, worker in self.workers.items() if known not in self.killed]
+        return sum(sub.slots for core in workers for lease in core.leases.values() for sub in lease.subleases)
 
     def cut(self, name: str) -> None:
         """Remove that process, as after SIGKILL."""
@@ -207,7 +213,7 @@ def on_gang_rig(
     *workers: str, **settings: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., Coroutine[Any, Any, None]]]:
     """Pass a running GangRig with these workers (of 2 slots each) to a test as its first argument, before
-    parameters."""
+    parameters. In the end nothing of any set is held."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
         async def run(**parameters: Any) -> None:
@@ -217,6 +223,8 @@ def on_gang_rig(
                 for name in workers:
                     await rig.worker(name)
                 await test(rig, **parameters)
+                for name in rig.client.router.sets.statistics():
+                    await rig.settled(name)
             finally:
                 await rig.stop()
 

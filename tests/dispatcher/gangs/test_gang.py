@@ -17,6 +17,18 @@ from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
 from ...support.rows import in_rows
 from ...waiting import loop_time
 
+
+async def started(rig: GangRig, gang: Any, *arguments: Any, **options: Any) -> asyncio.Task[list[Any]]:
+    """A run of `wait` that has started on all ranks."""
+    running = asyncio.create_task(gang.options(**options).run("wait", *arguments))
+    await until(lambda: len(rig.probe.started) == gang.size)
+    return running
+
+
+def worker_of(gang: Any, rank: int) -> str:
+    return str(gang.members[rank].worker.partition(".")[2])
+
+
 # -- acquiring and releasing --------------------------------------------------------------------------------------
 
 
@@ -57,7 +69,7 @@ async def test_what_can_never_be_and_what_is_malformed_is_refused_at_once(rig: G
         async with rig.client.gang(pool="nowhere", size=1, deadline_s=60):
             pass
     assert loop_time() - began_at < 1
-    wrong: list[dict[str, Any]] = [
+    for fields in (
         {},
         {"pool": "train", "size": 0},
         {"pool": "train", "size": 2, "strategy": "around"},
@@ -67,10 +79,9 @@ async def test_what_can_never_be_and_what_is_malformed_is_refused_at_once(rig: G
         {"pool": "train", "deadline_s": 0},
         {"pool": "train", "ttl_s": 0.1},
         {"pool": "train", "max_restarts": -1},
-    ]
-    for fields in wrong:
+    ):
         with pytest.raises(errors.InvalidRequest):
-            rig.client.gang(**fields)
+            rig.client.gang(**fields)  # type: ignore[arg-type]
 
 
 @on_gang_rig("w1")
@@ -106,8 +117,7 @@ async def test_giving_up_the_wait_leaves_nothing_behind(rig: GangRig) -> None:
 @on_gang_rig("w1")
 async def test_closing_the_client_gives_its_gangs_back(rig: GangRig) -> None:
     gang = await rig.client.gang(pool="train", size=2).__aenter__()
-    running = asyncio.ensure_future(gang.run("wait"))
-    await until(lambda: len(rig.probe.started) == 2)
+    running = await started(rig, gang)
     await rig.client.close()
     with pytest.raises(errors.ClosedError):
         await running
@@ -188,8 +198,7 @@ async def test_who_waits_for_workers_gets_its_gang_when_they_come(rig: GangRig) 
 @on_gang_rig("w1")
 async def test_an_operator_ends_a_gang_and_its_owner_is_told_why(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2) as gang:
-        running = asyncio.ensure_future(gang.run("wait"))
-        await until(lambda: len(rig.probe.started) == 2)
+        running = await started(rig, gang)
         body = json.dumps({"id": gang.id, "reason": "maintenance"}).encode()
         answer = await rig.bus.request(rig.names.gang(GangOperation.END), body, timeout_s=10)
         assert json.loads(answer.data)["state"] == "ended"
@@ -208,6 +217,10 @@ async def test_a_run_is_on_all_ranks_and_its_results_are_by_rank(rig: GangRig) -
         each = [("a",), {"word": "b"}, ["c"], ()]
         assert [result[3] for result in await gang.run_each("who", each)] == ["a", "b", "c", ""]
         assert await gang.call(2, "train.who", "only") == [2, 4, 1, "only"]
+        assert [item async for item in gang.stream(1, "count", 200)] == [[1, number] for number in range(200)]
+        results = await gang.options(partial=True).run_each("who", [(), {"wrong": 1}, (), ()])
+        assert results[0] == [0, 4, 1, ""] and results[2] == [2, 4, 1, ""]
+        assert isinstance(results[1], errors.InvalidArguments)
 
 
 @on_gang_rig("w1", "w2")
@@ -255,32 +268,18 @@ async def test_the_first_failure_is_raised_with_its_rank_and_the_others_are_canc
 
 
 @on_gang_rig("w1", "w2")
-async def test_partial_results_stand_beside_errors(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=3) as gang:
-        results = await gang.options(partial=True).run_each("who", [(), {"wrong": 1}, ()])
-        assert results[0] == [0, 3, 1, ""] and results[2] == [2, 3, 1, ""]
-        assert isinstance(results[1], errors.InvalidArguments)
-
-
-@on_gang_rig("w1", "w2")
-async def test_cancelling_a_run_stops_every_rank(rig: GangRig) -> None:
+async def test_cancelling_a_run_and_a_deadline_stop_every_rank(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4) as gang:
-        running = asyncio.ensure_future(gang.run("wait"))
-        await until(lambda: len(rig.probe.started) == 4)
+        running = await started(rig, gang)
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
         await asyncio.sleep(0.1)
         assert sorted(rig.probe.stopped) == [(1, rank) for rank in range(4)]
-
-
-@on_gang_rig("w1")
-async def test_a_deadline_stops_every_rank(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=2) as gang:
         with pytest.raises(errors.DeadlineExceeded):
             await gang.options(timeout_s=2).run("wait")
         await asyncio.sleep(0.1)
-        assert len(rig.probe.stopped) == 2
+        assert len(rig.probe.stopped) == 8
 
 
 @on_gang_rig("w1")
@@ -295,20 +294,13 @@ async def test_a_rank_with_one_slot_runs_its_tasks_one_after_the_other(rig: Gang
         assert await second == [0, 1, 1, ""]
 
 
-@on_gang_rig("w1")
-async def test_items_stream_from_a_rank(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=2) as gang:
-        assert [item async for item in gang.stream(1, "count", 200)] == [[1, number] for number in range(200)]
-
-
 # -- restarts -----------------------------------------------------------------------------------------------------
 
 
 @on_gang_rig("w1", "w2", "w3")
 async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
-        running = asyncio.ensure_future(gang.run("wait"))
-        await until(lambda: len(rig.probe.started) == 4)
+        running = await started(rig, gang)
         victim = gang.members[1]
         rig.cut(victim.worker.partition(".")[2])
         with pytest.raises(errors.GangRestarted) as caught:
@@ -323,9 +315,8 @@ async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangR
 @on_gang_rig("w1", "w2", "w3")
 async def test_with_retries_the_run_is_made_again_on_the_next_generation(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
-        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
-        await until(lambda: len(rig.probe.started) == 4)
-        rig.cut(gang.members[3].worker.partition(".")[2])
+        running = await started(rig, gang, retries=1)
+        rig.cut(worker_of(gang, 3))
         rig.probe.go.set()
         results = await running
         assert results in ([f"2.{rank}" for rank in range(4)], [f"1.{rank}" for rank in range(4)])
@@ -337,10 +328,7 @@ async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig
         running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
         for generation in (1, 2):
             await until(lambda g=generation: (g, 0) in rig.probe.started)
-            if generation == 2:
-                break
-            rig.cut(gang.members[0].worker.partition(".")[2])
-        rig.cut(gang.members[0].worker.partition(".")[2])
+            rig.cut(worker_of(gang, 0))
         with pytest.raises(errors.GangRestarted) as caught:
             await running
         assert caught.value.generation == 2
@@ -349,9 +337,8 @@ async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig
 @on_gang_rig("w1", "w2")
 async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", restart="fail") as gang:
-        running = asyncio.ensure_future(gang.options(retries=5).run("wait"))
-        await until(lambda: len(rig.probe.started) == 2)
-        rig.cut(gang.members[1].worker.partition(".")[2])
+        running = await started(rig, gang, retries=5)
+        rig.cut(worker_of(gang, 1))
         with pytest.raises(errors.GangFailed) as caught:
             await running
         assert caught.value.rank == 1 and not isinstance(caught.value, errors.GangRestarted)
@@ -365,9 +352,7 @@ async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: Gang
 
 @in_rows("restart", ["restart_gang", "restart_member"])
 @on_gang_rig()
-async def test_a_member_that_did_not_start_this_time_is_no_failure_of_a_run_with_retries(
-    rig: GangRig, restart: str
-) -> None:
+async def test_a_member_that_did_not_start_is_no_failure_of_a_run_with_retries(rig: GangRig, restart: str) -> None:
     tried = []
     pool = pool_of(rig.probe)
 
@@ -418,7 +403,7 @@ async def test_restart_member_leaves_calls_on_the_others_alone(rig: GangRig) -> 
     async with rig.client.gang(pool="train", size=3, strategy="spread", restart="restart_member") as gang:
         calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(3)]
         await until(lambda: len(rig.probe.started) == 3)
-        rig.cut(gang.members[2].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 2))
         with pytest.raises(errors.GangRestarted):
             await calls[2]
         await until(lambda: gang.generation == 2)
@@ -433,7 +418,7 @@ async def test_runs_in_a_new_generation_have_numbers_of_their_own(rig: GangRig) 
     """A task of a run that was sent in the generation before may reach a member that is already in the new one."""
     async with rig.client.gang(pool="train", size=2, strategy="spread", restart="restart_member") as gang:
         runs = await gang.run("run_of")
-        rig.cut(gang.members[1].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 1))
         await until(lambda: gang.generation == 2)
         runs += await gang.run("run_of")
         assert len(set(runs)) == 2 and 0 not in runs
@@ -447,7 +432,7 @@ async def test_a_member_that_is_lost_without_a_spare_is_told_at_once_and_waited_
         assert (gang.state, gang.lost_ranks) == ("formed", ())
         calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(2)]
         await until(lambda: len(rig.probe.started) == 2)
-        rig.cut(gang.members[1].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 1))
         with pytest.raises(errors.GangRestarted, match="rank 1 of gang .* was lost in generation 1") as caught:
             await calls[1]
         assert "torn down" not in str(caught.value) and caught.value.may_have_started
@@ -468,9 +453,8 @@ async def test_a_member_that_is_lost_without_a_spare_is_told_at_once_and_waited_
 @on_gang_rig("w1", "w2")
 async def test_a_worker_that_is_told_to_leave_twice_counts_as_a_restart_and_as_no_failure(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
-        leaving = rig.workers[gang.members[1].worker.partition(".")[2]]
-        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
-        await until(lambda: len(rig.probe.started) == 2)
+        leaving = rig.workers[worker_of(gang, 1)]
+        running = await started(rig, gang, retries=1)
         events = gang.events()
         leaving.begin_drain(30.0)
         await asyncio.sleep(1)
@@ -492,7 +476,7 @@ async def test_what_happens_to_the_gang_can_be_followed(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
         await gang.ready()
         events = gang.events()
-        rig.cut(gang.members[0].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 0))
         kinds = []
         async for event in events:
             kinds.append(event.kind)
@@ -518,12 +502,12 @@ async def test_a_gang_with_a_range_of_sizes_is_as_large_as_there_is_room_for_in_
         await rig.worker(name, pool_of(rig.probe, slots=1))
     async with rig.client.gang(pool="train", size=(2, 8), backoff_s=0) as gang:
         assert gang.size == 3 and [rank for rank, *_ in await gang.run("who")] == [0, 1, 2]
-        rig.cut(gang.members[2].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 2))
         await until(lambda: gang.generation == 2)
         assert gang.size == 2 and [result[:3] for result in await gang.run("who")] == [[0, 2, 2], [1, 2, 2]]
         await rig.worker("w4", pool_of(rig.probe, slots=1))
         assert gang.size == 2
-        rig.cut(gang.members[0].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 0))
         await until(lambda: gang.generation == 3)
         words = await gang.run_each("who", lambda size: [(f"{rank} of {size}",) for rank in range(size)])
         assert [word for *_, word in words] == ["0 of 2", "1 of 2"]

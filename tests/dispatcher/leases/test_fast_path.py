@@ -11,19 +11,8 @@ from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.runtime.timers import margin_s
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, ReserveFlag
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, cancel_and_wait, obedient, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, obedient, refuses, rejects, silent, turns
 from ...waiting import loop_time
-
-
-def refuses(code: str, started: bool = False):
-    """Answers tasks with an error."""
-
-    def behave(worker: FakeWorker, frame):
-        if frame[0] == RequestOp.TASK:
-            return [(AnswerOp.ERROR, frame[1], code, "no", None, started)]
-        return obedient(worker, frame)
-
-    return behave
 
 
 def short(rig: Rig) -> int:
@@ -34,40 +23,21 @@ def short(rig: Rig) -> int:
 # -- choosing -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig) -> None:
-    worker = await rig.known_worker()
+async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(known=known)
     async with rig.client.choose_worker("images") as selection:
         [asked] = worker.heard_of(RequestOp.RESERVE)
         assert asked[2:7] == [1, 2000, 2000, int(ReserveFlag.SINGLE_USE), 100]
         assert asked[7] == {"owner": "client"}
         assert (selection.worker, selection.token, selection.pool) == ("images.w1", "w1-t1", "images")
-        assert (short(rig), rig.router.statistics()["holds"]) == (1, 1)
+        assert (short(rig), rig.router.statistics()["holds"]) == (known, 1)
         assert await rig.client.dispatch(selection, "echo", 1, x=2) == ["w1", "echo"]
         sent = worker.heard[-1]
         assert (sent[3:5], sent[6]) == ([[1], {"x": 2}], "w1-t1")
         with pytest.raises(errors.SelectionUsed):
             await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.RELEASE) == []
-    assert short(rig) == 0
-    assert rig.router.metrics.statistics()["requests"] == 2
-
-
-async def test_a_slot_that_is_not_used_is_released(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    async with rig.client.choose_worker("images"):
-        pass
-    await turns()
-    [released] = worker.heard_of(RequestOp.RELEASE)
-    assert released[2] == "w1-t1"
-    assert short(rig) == 0
-
-
-async def test_a_slot_that_is_held_for_long_is_renewed(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    async with rig.client.choose_worker("images") as selection:
-        await asyncio.sleep(5)
-        assert len(worker.heard_of(RequestOp.RENEW)) in range(5, 9)
-        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    assert rig.router.metrics.statistics()["requests"] == 1 + known
 
 
 async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
@@ -77,91 +47,6 @@ async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
     await turns(50)
     async with rig.client.choose_worker("images") as selection:
         assert selection.worker == "images.w2"
-
-
-@pytest.mark.router(probe_first_s=0.2)
-async def test_a_worker_that_does_not_answer_is_given_up_and_told_so(rig: Rig) -> None:
-    slow = await rig.known_worker("w1")
-    slow.behave = silent
-    began = loop_time()
-    choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
-    await slow.hears(RequestOp.RESERVE)
-    await rig.worker("w2")
-    selection = await choosing
-    assert selection.worker == "images.w2"
-    assert loop_time() - began >= 0.2
-    [released] = await slow.hears(RequestOp.RELEASE)
-    assert released[1:] == [slow.heard_of(RequestOp.RESERVE)[0][1], None]
-    selection.close()
-
-
-async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    worker.behave = silent
-    choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
-    [asked] = await worker.hears(RequestOp.RESERVE)
-    await cancel_and_wait(choosing)
-    [released] = await worker.hears(RequestOp.RELEASE)
-    assert released[1:] == [asked[1], None]
-    assert len(rig.router._held_express.probes) == 0
-
-
-# -- dispatching --------------------------------------------------------------------------------------------------
-
-
-async def test_a_task_that_fails_is_told_and_counted_once(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    worker.behave = refuses("task_failed", True)
-    async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(errors.TaskFailed):
-            await rig.client.dispatch(selection, "echo")
-    numbers = rig.router.metrics.statistics()
-    assert (numbers["requests"], numbers["errors"]) == (2, 1)
-    assert worker.heard_of(RequestOp.RELEASE) == []
-
-
-async def test_a_token_that_is_refused_sends_the_task_elsewhere(rig: Rig) -> None:
-    worker = await rig.known_worker("w1")
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = lambda worker, frame: (
-            refuses("unknown_token")(worker, frame)
-            if frame[0] == RequestOp.TASK and frame[6]
-            else obedient(worker, frame)
-        )
-        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
-    assert [frame[6] for frame in worker.heard_of(RequestOp.TASK)[-2:]] == ["w1-t1", None]
-
-
-async def test_a_worker_lost_with_the_task_is_told_with_the_doubt(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = silent
-        call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
-        await worker.hears(RequestOp.TASK, 2)
-        worker.stop_beating()
-        with pytest.raises(errors.WorkerLost) as caught:
-            await call
-    assert caught.value.may_have_started
-
-
-async def test_a_cancelled_dispatch_gives_the_token_back(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = silent
-        call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
-        [_, sent] = await worker.hears(RequestOp.TASK, 2)
-        await cancel_and_wait(call)
-    [cancelled] = await worker.hears(RequestOp.CANCEL)
-    [released] = await worker.hears(RequestOp.RELEASE)
-    assert (cancelled[1], released[2]) == (sent[1], "w1-t1")
-
-
-async def test_arguments_that_cannot_be_sent_leave_the_selection_open(rig: Rig) -> None:
-    await rig.known_worker()
-    async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(errors.InvalidRequest):
-            await rig.client.dispatch(selection, "echo", object())
-        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
 
 
 @pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
@@ -193,7 +78,7 @@ async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Ri
         assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
     rig.balanced()
     async with rig.client.options(key="k").choose_worker("images") as selection:
-        worker.behave = refuses("task_failed", True)
+        worker.behave = refuses("task_failed", started=True)
         with pytest.raises(errors.TaskFailed):
             await rig.client.dispatch(selection, "echo", 1)
 
@@ -211,23 +96,6 @@ async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_
 # -- leases -------------------------------------------------------------------------------------------------------
 
 
-async def test_calls_on_a_lease_are_as_many_at_once_as_it_has_slots(rig: Rig) -> None:
-    worker = await rig.worker(slots=4)
-    async with rig.client.lease("images", slots=2) as lease:
-        worker.behave = silent
-        calls = [asyncio.create_task(lease.call("echo", number)) for number in range(3)]
-        sent = await worker.hears(RequestOp.TASK, 2)
-        await turns()
-        assert (len(worker.heard_of(RequestOp.TASK)), lease.used) == (2, 2)
-        worker.answer((AnswerOp.OK, sent[0][1], "first"))
-        assert await calls[0] == "first"
-        sent = await worker.hears(RequestOp.TASK, 3)
-        worker.answer(*((AnswerOp.OK, frame[1], "rest") for frame in sent[1:]))
-        assert [await call for call in calls[1:]] == ["rest", "rest"]
-        assert lease.used == 0
-        assert {frame[6] for frame in sent} == {lease.token}
-
-
 async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images", ttl_s=2) as lease:
@@ -241,7 +109,7 @@ async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
 async def test_a_failed_call_on_a_lease_is_counted_once_and_leaves_its_slot(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images") as lease:
-        worker.behave = refuses("task_failed", True)
+        worker.behave = refuses("task_failed", started=True)
         with pytest.raises(errors.TaskFailed):
             await lease.call("echo")
         worker.behave = rejects(Reason.FULL)
@@ -261,23 +129,7 @@ async def test_what_never_reached_the_worker_goes_out_on_the_lease_again(rig: Ri
             obedient(worker, frame)
         )  # fmt: skip
         assert await lease.call("echo", 1) == ["w1", "echo"]
-        assert [frame[9] for frame in worker.heard_of(RequestOp.TASK)] == [
-            None,
-            {"attempt": 2},
-        ]
-
-
-async def test_a_cancelled_call_has_its_slot_until_the_worker_answers(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.lease("images") as lease:
-        worker.behave = silent
-        call = asyncio.create_task(lease.call("echo"))
-        [sent] = await worker.hears(RequestOp.TASK)
-        await cancel_and_wait(call)
-        assert lease.used == 1
-        worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-        await turns()
-        assert lease.used == 0
+        assert [frame[9] for frame in worker.heard_of(RequestOp.TASK)] == [None, {"attempt": 2}]
 
 
 @pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])

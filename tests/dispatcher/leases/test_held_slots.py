@@ -22,25 +22,16 @@ async def replace(rig: Rig, worker: FakeWorker) -> FakeWorker:
 
 
 @pytest.mark.router(probe_first_s=1.0)
-async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig) -> None:
+@pytest.mark.parametrize("asked", ["a selection", "a lease"])
+async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig, asked: str) -> None:
     doomed = await rig.worker("w1", behave=silent)
-    asking = asyncio.ensure_future(rig.client.options(timeout_s=10).choose_worker("images").__aenter__())
+    client = rig.client.options(timeout_s=10)
+    context = client.lease("images", slots=2) if asked == "a lease" else client.choose_worker("images")
+    asking = asyncio.ensure_future(context.__aenter__())
     await doomed.hears(RequestOp.RESERVE)
     successor = await replace(rig, doomed)
-    selection = await asking
-    assert selection.epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
-    selection.close()
-
-
-@pytest.mark.router(probe_first_s=1.0)
-async def test_a_lease_lost_before_it_was_granted_is_made_elsewhere(rig: Rig) -> None:
-    doomed = await rig.worker("w1", behave=silent)
-    asking = asyncio.ensure_future(rig.client.options(timeout_s=10).lease("images", slots=2).__aenter__())
-    await doomed.hears(RequestOp.RESERVE)
-    successor = await replace(rig, doomed)
-    lease = await asking
-    assert lease.epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
-    lease.release()
+    assert (await asking).epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
+    await context.__aexit__(None, None, None)
 
 
 async def test_a_lease_waits_for_a_worker_that_comes_back_later_than_we_do(rig: Rig) -> None:

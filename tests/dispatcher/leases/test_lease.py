@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from gangline import errors
-from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.runtime.timers import margin_s
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 
@@ -41,6 +39,7 @@ async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> N
         worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[0][1], None))
         await worker.hears(RequestOp.TASK, 3)
         assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [[0], [1], [2]]
+        assert {frame[6] for frame in worker.heard_of(RequestOp.TASK)} == {lease.token}
         for call in calls:
             call.cancel()
         await turns()
@@ -236,23 +235,3 @@ async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
         assert lease.lost is None
         await asyncio.sleep(0.02)
         assert isinstance(lease.lost, errors.LeaseExpired)
-
-
-async def test_slots_of_a_lease_that_were_given_to_a_cancelled_waiter_go_to_the_next() -> None:
-    slots = LeaseSlots(1, asyncio.get_running_loop())
-    routed_requests = [RoutedRequest(method="echo") for _ in range(3)]
-    for routed_request in routed_requests:
-        routed_request.cost = 1
-    assert slots.take_nowait(routed_requests[0])
-    late = errors.GanglineError("late")
-    first, second = (
-        asyncio.ensure_future(slots.take(routed_request, None, late)) for routed_request in routed_requests[1:]
-    )
-    await turns()
-    assert (slots.used, slots.waiting) == (1, 2)
-    slots.give(routed_requests[0])
-    first.cancel()  # in the turn in which it was served
-    await second
-    assert first.cancelled() and (slots.used, slots.waiting) == (1, 0)
-    slots.give(routed_requests[2])
-    assert slots.used == 0

@@ -9,9 +9,9 @@ import pytest
 
 from gangline import errors
 from gangline.runtime.timers import CLOCKS_DIFFER, margin_s
-from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, cancel_and_wait, mute, obedient, refuses, turns
 from ...support.rows import in_rows
 from ...waiting import loop_time
 
@@ -25,18 +25,8 @@ async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
         assert await rig.client.dispatch(selection, "echo", 5) == ["w1", "echo"]
 
 
-async def test_the_happy_path_sends_no_release(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.choose_worker("images") as selection:
-        await rig.client.dispatch(selection, "echo")
-    await turns()
-    assert [frame[0] for frame in worker.heard] == [RequestOp.RESERVE, RequestOp.TASK]
-    [reserve, task] = worker.heard
-    assert reserve[5] == ReserveFlag.SINGLE_USE and task[6] == "w1-t1"
-
-
-async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
-    worker = await rig.worker()
+async def test_leaving_without_a_dispatch_releases_once(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(known=known)
     async with rig.client.choose_worker("images"):
         assert rig.router.metrics.statistics()["reserved_slots"] == 1
     await turns()
@@ -44,44 +34,28 @@ async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
     assert worker.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], "w1-t1"]]
 
 
-async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig) -> None:
+@pytest.mark.parametrize("connected", [True, False])
+async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig, connected: bool) -> None:
     worker = await rig.worker()
     with pytest.raises(KeyError, match="mine"):
         async with rig.client.choose_worker("images"):
-            raise KeyError("mine")
-    await turns()
-    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-
-
-async def test_leaving_while_disconnected_does_not_mask_the_error_and_releases_later(rig: Rig) -> None:
-    worker = await rig.worker()
-    with pytest.raises(KeyError, match="mine"):
-        async with rig.client.choose_worker("images"):
-            rig.hub.disconnect(rig.bus)
+            if not connected:
+                rig.hub.disconnect(rig.bus)
             raise KeyError("mine")
     rig.balanced()
-    rig.hub.reconnect(rig.bus)
+    if not connected:
+        rig.hub.reconnect(rig.bus)
     await worker.hears(RequestOp.RELEASE)
 
 
-async def test_a_selection_dispatches_once(rig: Rig) -> None:
+async def test_a_selection_dispatches_once_also_if_asked_several_times_at_once(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
-        await rig.client.dispatch(selection, "echo")
-        with pytest.raises(errors.SelectionUsed):
-            await rig.client.dispatch(selection, "echo")
+        dispatches = [rig.client.dispatch(selection, "echo") for _ in range(3)]
+        results = await asyncio.gather(*dispatches, return_exceptions=True)
+        assert sum(isinstance(result, errors.SelectionUsed) for result in results) == 2
     with pytest.raises(errors.SelectionUsed):
         await rig.client.dispatch(selection, "echo")
-    assert len(worker.heard_of(RequestOp.TASK)) == 1
-
-
-async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.choose_worker("images") as selection:
-        results = await asyncio.gather(
-            *(rig.client.dispatch(selection, "echo") for _ in range(3)), return_exceptions=True
-        )
-    assert sum(isinstance(result, errors.SelectionUsed) for result in results) == 2
     assert len(worker.heard_of(RequestOp.TASK)) == 1
 
 
@@ -115,26 +89,23 @@ async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
     assert worker.heard_of(RequestOp.RELEASE) == []
 
 
-async def test_bad_arguments_leave_the_selection_usable(rig: Rig) -> None:
-    await rig.worker()
+async def test_bad_arguments_leave_the_selection_usable(rig: Rig, known: bool) -> None:
+    await rig.worker(known=known)
     async with rig.client.choose_worker("images") as selection:
         with pytest.raises(errors.InvalidRequest):
             await rig.client.dispatch(selection, "echo", object())
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
 
 
-async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
-    def failing(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.TASK:
-            return [(AnswerOp.ERROR, frame[1], "task_failed", "boom", None, True)]
-        return obedient(worker, frame)
-
-    worker = await rig.worker(behave=failing)
-    with pytest.raises(errors.TaskFailed, match="boom"):
+async def test_the_tasks_own_error_comes_through(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=refuses("task_failed", started=True), known=known)
+    with pytest.raises(errors.TaskFailed, match="no"):
         async with rig.client.choose_worker("images") as selection:
             await rig.client.dispatch(selection, "echo")
     await turns()
     assert worker.heard_of(RequestOp.RELEASE) == []
+    numbers = rig.router.metrics.statistics()
+    assert (numbers["requests"], numbers["errors"]) == (1 + known, 1)
 
 
 async def test_holding_what_a_task_costs(rig: Rig) -> None:
@@ -162,8 +133,8 @@ async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
     assert len(worker.heard_of(RequestOp.RESERVE)) == 1
 
 
-async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
+async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=mute(RequestOp.RESERVE), known=known)
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
     [reserve] = await worker.hears(RequestOp.RESERVE)
     entering.cancel()
@@ -191,18 +162,16 @@ async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
 
 
-async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(RequestOp.TASK))
+async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=mute(RequestOp.TASK), known=known)
     async with rig.client.choose_worker("images") as selection:
-        dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+        dispatch = asyncio.create_task(rig.client.dispatch(selection, "echo"))
         [task] = await worker.hears(RequestOp.TASK)
-        dispatch.cancel()
-        await turns()
-        assert dispatch.cancelled()
-    [cancel] = worker.heard_of(RequestOp.CANCEL)
-    assert cancel[1] == task[1]
+        await cancel_and_wait(dispatch)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     # The task may not have arrived: then only this frees the slot. If it has, the token is used up, and it is a no-op.
-    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
+    [release] = await worker.hears(RequestOp.RELEASE)
+    assert (cancel[1], release[2]) == (task[1], "w1-t1")
 
 
 async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(rig: Rig) -> None:
@@ -223,10 +192,9 @@ async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(
 # -- lost answers -------------------------------------------------------------------------------------------------
 
 
-async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig) -> None:
-    slow = await rig.worker("w1", mute(RequestOp.RESERVE))
-    entering = rig.client.choose_worker("images").__aenter__()
-    task = asyncio.ensure_future(entering)
+async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig, known: bool) -> None:
+    slow = await rig.worker("w1", mute(RequestOp.RESERVE), known=known)
+    task = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
     [reserve] = await slow.hears(RequestOp.RESERVE)
     began = loop_time()
     await rig.worker("w2")
@@ -259,8 +227,8 @@ async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
 # -- renewal and trust --------------------------------------------------------------------------------------------
 
 
-async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
-    worker = await rig.worker()
+async def test_a_selection_that_is_held_long_is_renewed(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(known=known)
     async with rig.client.choose_worker("images") as selection:
         await asyncio.sleep(60)
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
@@ -283,16 +251,11 @@ async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worke
 
 
 async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
-    def forgetful(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.RENEW:
-            return [(AnswerOp.ERROR, frame[1], "lease_expired", "too late", None, False)]
-        return obedient(worker, frame)
-
-    await rig.worker(behave=forgetful)
+    await rig.worker(behave=refuses("lease_expired", of=RequestOp.RENEW))
     async with rig.client.lease("images", ttl_s=15) as lease:
         await asyncio.sleep(1)
         assert isinstance(lease.lost, errors.LeaseExpired)
-        with pytest.raises(errors.LeaseExpired, match="too late"):
+        with pytest.raises(errors.LeaseExpired, match="no"):
             await lease.call("echo")
 
 
@@ -312,19 +275,12 @@ def test_the_margin_bears_clocks_that_differ_by_as_much_as_is_promised(ttl_s: fl
 # -- guaranteed dispatch ------------------------------------------------------------------------------------------
 
 
-async def test_when_the_chosen_worker_died_before_the_task_it_runs_elsewhere(rig: Rig) -> None:
+@pytest.mark.parametrize("waits_s", [0, 5], ids=["dead", "known to be dead"])
+async def test_when_the_chosen_worker_died_before_the_task_it_runs_elsewhere(rig: Rig, waits_s: int) -> None:
     dead = await rig.worker("w1")
     async with rig.client.choose_worker("images") as selection:
         await dead.die()
-        await rig.worker("w2")
-        assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
-
-
-async def test_when_the_chosen_worker_is_known_to_be_gone_it_runs_elsewhere(rig: Rig) -> None:
-    dead = await rig.worker("w1")
-    async with rig.client.choose_worker("images") as selection:
-        await dead.die()
-        await asyncio.sleep(5)
+        await asyncio.sleep(waits_s)
         await rig.worker("w2")
         assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
 
@@ -342,30 +298,28 @@ async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) 
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
 
 
-async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig) -> None:
+async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig, known: bool) -> None:
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.TASK and frame[6] is not None:
             return [(AnswerOp.ERROR, frame[1], "unknown_token", "who?", None, False)]
         return obedient(worker, frame)
 
-    await rig.worker(behave=forgetful)
+    worker = await rig.worker(behave=forgetful, known=known)
     async with rig.client.choose_worker("images") as selection:
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    assert [frame[6] for frame in worker.heard_of(RequestOp.TASK)] == ["w1-t1", None]
 
 
-async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig) -> None:
-    worker = await rig.worker("w1", mute(RequestOp.TASK))
-    await rig.worker("w2", labels={"not": "this"})
+async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig, known: bool) -> None:
+    worker = await rig.worker("w1", mute(RequestOp.TASK), known=known)
     async with rig.client.choose_worker("images") as selection:
-        chosen = next(w for w in rig.workers if str(w.id) == selection.worker)
-        chosen.behave = mute(RequestOp.TASK)
+        await rig.worker("w2")
         dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-        await chosen.hears(RequestOp.TASK)
-        await chosen.die()
+        await worker.hears(RequestOp.TASK)
+        await worker.die()
         with pytest.raises(errors.WorkerLost) as caught:
             await dispatch
         assert caught.value.may_have_started
-    del worker
 
 
 async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) -> None:

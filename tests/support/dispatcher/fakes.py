@@ -75,6 +75,15 @@ def rejects(reason: Reason, times: int = 1_000_000) -> Any:
     return behave
 
 
+def refuses(code: str, *, of: RequestOp = RequestOp.TASK, started: bool = False) -> Any:
+    """Answers what is asked of one kind with an error."""
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        return [(AnswerOp.ERROR, frame[1], code, "no", None, started)] if frame[0] == of else obedient(worker, frame)
+
+    return behave
+
+
 class FakeWorker:
     """Speaks frames as scripted by `behave`; records what it receives."""
 
@@ -244,12 +253,21 @@ class Rig:
         finally:
             await self.stop()
 
-    async def worker(self, name: str = "w1", behave: Behaviour | None = None, **facts: Any) -> FakeWorker:
+    async def worker(
+        self, name: str = "w1", behave: Behaviour = obedient, *, known: bool = False, **facts: Any
+    ) -> FakeWorker:
+        """
+        Args:
+            known: the client has called it before, so that it takes the short ways.
+        """
         worker = FakeWorker(self, name, **facts)
-        if behave is not None:
-            worker.behave = behave
         self.workers.append(worker)
-        return await worker.start()
+        await worker.start()
+        if known:
+            await self.client.call(f"{worker.id.pool}.echo")
+            worker.heard.clear()
+        worker.behave = behave
+        return worker
 
     async def known_worker(self, *which: Any, **facts: Any) -> FakeWorker:
         """A worker that the client has called once: the short ways are of pools that are known."""
@@ -261,10 +279,9 @@ class Rig:
         self, target: str = "images.echo", *arguments: Any, known: bool = False
     ) -> tuple[FakeWorker, asyncio.Task[Any], Frame]:
         """A worker that answers nothing, a call that waits for it, and the frame of that call."""
-        worker = await (self.known_worker() if known else self.worker())
-        worker.behave = silent
+        worker = await self.worker(behave=silent, known=known)
         call = asyncio.create_task(self.client.call(target, *arguments))
-        return worker, call, (await worker.hears(RequestOp.TASK, 1 + known))[-1]
+        return worker, call, (await worker.hears(RequestOp.TASK))[0]
 
     @property
     def router(self) -> Any:
@@ -279,6 +296,7 @@ class Rig:
         assert self.router.metrics.statistics()["reserved_slots"] == 0
         assert self.router.metrics.statistics()["queue_size"] == 0
         assert self.router.statistics()["holds"] == 0
+        assert not self.router._held_express.probes and not self.router._reserving._holds._brief
 
 
 @pytest.fixture
@@ -289,6 +307,12 @@ async def rig(request: pytest.FixtureRequest, opened: contextlib.AsyncExitStack)
     await rig.start()
     opened.push_async_exit(rig.stop_at_rest)
     return rig
+
+
+@pytest.fixture(params=[False, True], ids=["general", "short"])
+def known(request: pytest.FixtureRequest) -> bool:
+    """Whether the client has called the worker before: then it takes the short ways, which come to the same."""
+    return bool(request.param)
 
 
 async def cancel_and_wait(task: asyncio.Future[Any]) -> None:

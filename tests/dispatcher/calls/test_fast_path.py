@@ -13,12 +13,12 @@ from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
+from gangline.schemas.errors.base import InvalidRequest, PayloadTooLarge
 from gangline.schemas.records.workers import MethodInfo, Registration
-from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
+from gangline.schemas.wire.frames import Reason, RequestOp
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.fakes import Rig, cancel_and_wait, rejects, turns
+from ...support.dispatcher.fakes import Rig, rejects, turns
 from ...support.rows import in_rows
 from ...waiting import loop_time
 
@@ -168,17 +168,6 @@ def counts(rig: Rig) -> tuple[int, int]:
     return numbers["requests"], numbers["errors"]
 
 
-async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    assert await rig.client.call("images.echo", 1, x=2) == ["w1", "echo"]
-    assert worker.heard[-1][2:5] == ["echo", [1], {"x": 2}]
-    assert counts(rig) == (2, 0)
-    worker.behave = lambda _, frame: [(AnswerOp.ERROR, frame[1], "task_failed", "no", None, True)]
-    with pytest.raises(TaskFailed):
-        await rig.client.call("images.echo", 1)
-    assert counts(rig) == (3, 1)
-
-
 async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
     first = await rig.known_worker("w1")
     second = await rig.worker("w2", behave=rejects(Reason.FULL))
@@ -187,38 +176,6 @@ async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
     tries = [frame for worker in (first, second) for frame in worker.heard[-2:] if frame[3] == [1]]
     assert max(frame[9]["attempt"] for frame in tries if frame[9]) >= 2
     assert counts(rig) == (2, 0)
-
-
-async def test_a_stale_epoch_is_asked_again_there_at_once(rig: Rig) -> None:
-    worker = await rig.known_worker(behave=rejects(Reason.STALE, 0))
-    worker.behave = rejects(Reason.STALE, 1)
-    assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
-
-
-async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig: Rig) -> None:
-    worker, call, _ = await rig.held_call("images.echo", 1, known=True)
-    worker.stop_beating()
-    with pytest.raises(WorkerLost) as caught:
-        await call
-    assert caught.value.may_have_started
-
-
-async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
-    worker, call, _ = await rig.held_call("images.again", 1, known=True)
-    await rig.worker("w2")
-    worker.stop_beating()
-    assert await call == ["w2", "again"]
-
-
-async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(rig: Rig) -> None:
-    worker, call, sent = await rig.held_call("images.echo", 1, known=True)
-    await cancel_and_wait(call)
-    [cancel] = await worker.hears(RequestOp.CANCEL)
-    assert cancel[1] == sent[1]
-    assert rig.router.pools["images"].core.placed == 1
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-    await turns()
-    assert counts(rig) == (2, 1)
 
 
 async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None:
@@ -230,26 +187,6 @@ async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None
     await turns()
     assert len(worker.heard) == 1
     assert counts(rig) == (2, 1)
-
-
-async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
-    worker, call, _ = await rig.held_call("images.echo", 1, known=True)
-    await rig.client.close()
-    with pytest.raises(ClosedError) as caught:
-        await call
-    assert caught.value.may_have_started
-    with pytest.raises(ClosedError):
-        await rig.client.call("images.echo", 1)
-
-
-async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    rig.hub.disconnect(rig.bus)
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await asyncio.sleep(0.5)
-    assert len(worker.heard) == 1 and not call.done()
-    rig.hub.reconnect(rig.bus)
-    assert await call == ["w1", "echo"]
 
 
 async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(rig: Rig) -> None:

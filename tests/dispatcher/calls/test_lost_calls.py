@@ -18,8 +18,19 @@ from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
 from ...waiting import loop_time, until
 
 
-async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_unknown(rig: Rig) -> None:
-    worker, call, _ = await rig.held_call()
+def says_of_all(state: TaskState, then: Any = obedient) -> Any:
+    """Answers CHECK with this state of all tasks, and the rest like `then`."""
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(state)] * len(frame[2]))]
+        return then(worker, frame)
+
+    return behave
+
+
+async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_unknown(rig: Rig, known: bool) -> None:
+    worker, call, _ = await rig.held_call(known=known)
     began = loop_time()
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
@@ -28,8 +39,8 @@ async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_un
     assert caught.value.may_have_started and caught.value.details["worker"] == "images.w1"
 
 
-async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
-    worker, call, _ = await rig.held_call("images.again")
+async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig, known: bool) -> None:
+    worker, call, _ = await rig.held_call("images.again", known=known)
     await rig.worker("w2")
     worker.stop_beating()
     assert await call == ["w2", "again"]
@@ -168,13 +179,7 @@ async def test_when_the_last_worker_is_lost_whoever_waits_is_told(rig: Rig) -> N
 
 async def test_a_task_that_the_worker_never_saw_is_sent_again(rig: Rig) -> None:
     worker, call, _ = await rig.held_call()
-
-    def unknown(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.CHECK:
-            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
-        return obedient(worker, frame)
-
-    worker.behave = unknown
+    worker.behave = says_of_all(TaskState.UNKNOWN)
     assert await call == ["w1", "echo"]
     assert len(worker.heard_of(RequestOp.CHECK)) == 1
 
@@ -184,25 +189,14 @@ async def test_a_forgotten_answer_is_lost_unless_the_task_is_idempotent(rig: Rig
     once = asyncio.ensure_future(rig.client.call("images.echo"))
     often = asyncio.ensure_future(rig.client.call("images.again"))
     await worker.hears(RequestOp.TASK, 2)
-
-    def forgetful(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.CHECK:
-            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.FORGOTTEN)] * len(frame[2]))]
-        return obedient(worker, frame)
-
-    worker.behave = forgetful
+    worker.behave = says_of_all(TaskState.FORGOTTEN)
     with pytest.raises(ResultLost):
         await once
     assert await often == ["w1", "again"]
 
 
 async def test_a_long_task_is_asked_for_less_and_less_often(rig: Rig) -> None:
-    def busy(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.CHECK:
-            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.RUNNING)] * len(frame[2]))]
-        return None
-
-    worker = await rig.worker(behave=busy)
+    worker = await rig.worker(behave=says_of_all(TaskState.RUNNING, silent))
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     [task] = await worker.hears(RequestOp.TASK)
     await asyncio.sleep(120)
@@ -230,14 +224,8 @@ async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_firs
 
 async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig) -> None:
     worker, call, _ = await rig.held_call()
-
-    def another_process(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.CHECK:
-            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
-        return None
-
     worker.stop_beating()
-    worker.behave, worker.epoch = another_process, 9
+    worker.behave, worker.epoch = says_of_all(TaskState.UNKNOWN, silent), 9
     worker.answer()  # now the router knows that epoch, and its next CHECK names it
     with pytest.raises(WorkerLost):
         await call
@@ -246,11 +234,5 @@ async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig
 
 async def test_never_seen_counts_from_a_later_epoch_of_the_same_process(rig: Rig) -> None:
     worker, call, _ = await rig.held_call()
-
-    def thawed(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.CHECK:
-            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
-        return obedient(worker, frame)
-
-    worker.behave, worker.epoch = thawed, 9  # its heartbeats say so
+    worker.behave, worker.epoch = says_of_all(TaskState.UNKNOWN), 9  # its heartbeats say so
     assert await call == ["w1", "echo"]

@@ -269,6 +269,12 @@ class Rig:
         worker.behave = behave
         return worker
 
+    async def full_worker(self, **facts: Any) -> FakeWorker:
+        """A worker that rejects everything, and says that all its slots are taken."""
+        worker = await self.worker(behave=rejects(Reason.FULL), **facts)
+        worker.load = Load(worker.slots, 0, worker.slots)
+        return worker
+
     async def known_worker(self, *which: Any, **facts: Any) -> FakeWorker:
         """A worker that the client has called once: the short ways are of pools that are known."""
         worker = await self.worker(*which, **facts)

@@ -15,6 +15,7 @@ from gangline.schemas.wire import codec
 from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.dispatcher.fakes import give_up
 from ...waiting import loop_time
 
 
@@ -104,8 +105,7 @@ async def test_the_share_of_a_killed_worker_goes_to_the_others() -> None:
         (holder,) = [each for each in running.workers.values() if each.core.tasks]
         await holder.abort()
         await client.options(timeout_s=15.0).call("p.work", 0.1)
-        busy.cancel()
-        await asyncio.wait([busy])
+        await give_up(busy)
     assert len(scene.starts) >= 2
 
 

@@ -12,6 +12,8 @@ from gangline.dispatcher.gangs.collective_call import Arguments, by_rank, run_on
 from gangline.dispatcher.gangs.members import Formation, copier
 from gangline.schemas.records.gangs import Seat
 
+from ...support.dispatcher.fakes import give_up
+
 
 def formation(size: int = 3) -> Formation:
     seats = [Seat(rank=rank, pool="train", worker=f"w{rank}", token=f"t{rank}", epoch=1) for rank in range(size)]
@@ -83,8 +85,7 @@ async def test_cancelling_cancels_every_rank_before_it_returns():
     ranks = Ranks(None, None, None)
     task = asyncio.ensure_future(run(ranks))
     await asyncio.sleep(1)
-    task.cancel()
-    await asyncio.wait([task])
+    await give_up(task)
     assert task.cancelled() and sorted(ranks.cancelled) == [0, 1, 2]
 
 

@@ -13,6 +13,7 @@ from gangline.schemas.messages.gangs import GangEventKind, GangReply
 from gangline.schemas.names import GangOperation
 from gangline.worker.context.task_context import GangContext
 
+from ...support.dispatcher.fakes import give_up
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
 from ...support.rows import in_rows
 from ...waiting import loop_time
@@ -107,8 +108,7 @@ async def test_giving_up_the_wait_leaves_nothing_behind(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2):
         waiting = asyncio.ensure_future(rig.client.gang(pool="train", size=1).__aenter__())
         await asyncio.sleep(1)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        await give_up(waiting)
     await asyncio.sleep(1)
     assert rig.free("w1") == 2
     assert rig.coordinator is not None and rig.coordinator.statistics().gangs["gangs"] == 0
@@ -231,8 +231,7 @@ async def test_members_talk_and_each_run_has_a_talk_of_its_own(rig: GangRig) -> 
         assert await gang.run_each("gather", each) == [expected] * 3
         half = asyncio.ensure_future(gang.call(1, "gather", "half"))
         await asyncio.sleep(1)
-        half.cancel()
-        await asyncio.wait([half])
+        await give_up(half)
         assert await gang.run_each("gather", each) == [expected] * 3
 
 
@@ -271,8 +270,7 @@ async def test_the_first_failure_is_raised_with_its_rank_and_the_others_are_canc
 async def test_cancelling_a_run_and_a_deadline_stop_every_rank(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4) as gang:
         running = await started(rig, gang)
-        running.cancel()
-        await asyncio.wait([running])
+        await give_up(running)
         assert running.cancelled()
         await asyncio.sleep(0.1)
         assert sorted(rig.probe.stopped) == [(1, rank) for rank in range(4)]

@@ -16,7 +16,7 @@ from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, obedient, silent, turns
 from ...waiting import loop_time
 from .test_route_core import bound
 
@@ -172,9 +172,7 @@ async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_
     await set_route(rig, "e", {"to": {"v1": 1}})
     assert await asyncio.gather(*waiting) == ["v1"] * 5
     assert not named.done()  # it asked for that pool
-    for task in (first, named):
-        task.cancel()
-    await asyncio.gather(first, named, return_exceptions=True)
+    await give_up(first, named)
 
 
 async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
@@ -187,8 +185,7 @@ async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
     await crew(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 0, "v2": 1}})
     assert await asyncio.gather(*waiting) == ["v2"] * 3
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)
 
 
 async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new_one(rig: Rig) -> None:
@@ -229,9 +226,7 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
     await turns()
     assert rig.router.pools["v2"].core.waiting == 6
     assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
     assert rig.router.pools["v2"].core.waiting == 0
 
 
@@ -254,8 +249,7 @@ async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
     await rig.worker("new", streaming, pool="v2")
     await set_route(rig, "e", {"to": {"v2": 1}})
     assert await streamed == ["v2"]
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)
     assert traffic(rig) in ({"inside": {}, "waiting": 0}, {"inside": {"v1": 1}, "waiting": 0})
 
 
@@ -315,9 +309,7 @@ async def test_other_pools_of_the_route_take_what_is_above_a_limit(rig: Rig) -> 
     await asyncio.sleep(1)
     assert sum(task.done() for task in tasks) == 47
     assert traffic(rig)["inside"] == {"v1": 3}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
 
 
 async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> None:
@@ -327,8 +319,7 @@ async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> 
     [frame] = await worker.hears(RequestOp.TASK)
     second = asyncio.ensure_future(call(rig))
     await turns()
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)
     await worker.hears(RequestOp.CANCEL)
     await asyncio.sleep(1)
     assert len(worker.heard_of(RequestOp.TASK)) == 1
@@ -347,8 +338,7 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
     with pytest.raises(errors.Saturated, match="limits"):
         await call(rig, timeout_s=2)
     assert traffic(rig)["waiting"] == 3
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
+    await give_up(cancelled)
     assert traffic(rig)["waiting"] == 2
     # Its turn comes, and it is cancelled, in one turn of the loop: the next one goes.
     rig.router._traffic.routes["e"].changed(RouteRecord(to={"v1": 1}, limits={"v1": 2}))
@@ -372,8 +362,7 @@ async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_n
     with pytest.raises(errors.Saturated):
         await third
     assert 7.9 < loop_time() - began_at < 9
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
+    await give_up(second)
 
 
 @pytest.mark.router(max_queued=2)
@@ -384,9 +373,7 @@ async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> N
     await asyncio.sleep(0.1)
     with pytest.raises(errors.QueueFull, match="the queue for route .* is full"):
         await call(rig)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
 
 
 async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
@@ -399,9 +386,7 @@ async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
     await set_route(rig, "e", None)  # the pool of its name: nobody serves it
     with pytest.raises(errors.NoWorkers):
         await tasks[3]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
 
 
 async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
@@ -489,5 +474,4 @@ async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_h
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(result) for result in results} == {errors.NoWorkers}
     assert loop_time() - began_at < 1.5
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)

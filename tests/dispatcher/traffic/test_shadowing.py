@@ -10,7 +10,7 @@ import pytest
 from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, silent, turns
 from ...waiting import loop_time
 from .test_route_core import bound
 from .test_routes import call, calls, crew, pool_named, set_route
@@ -169,9 +169,7 @@ async def test_a_shadow_that_is_the_primary_of_others_does_not_overtake_them(rig
     await turns()
     assert counts(rig, "s")["dropped"] == dropped + 1
     assert len(busy.heard_of(RequestOp.TASK)) == 1
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
 
 
 async def test_closing_tells_shadow_pools_to_stop(rig: Rig) -> None:

@@ -14,7 +14,7 @@ from gangline.schemas.errors.base import DeadlineExceeded, PayloadTooLarge, Task
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, rejects, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, rejects, silent, turns
 from .test_route_core import bound
 from .test_routes import call, crew, set_route, traffic
 
@@ -88,8 +88,7 @@ async def test_a_cancelled_call_is_counted_until_its_worker_has_let_go(rig: Rig)
     worker.behave = silent
     running = asyncio.ensure_future(call(rig))
     sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await give_up(running)
     assert traffic(rig)["inside"] == {"v1": 1}
     await worker.hears(RequestOp.CANCEL)
     worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as told", None, True))
@@ -184,9 +183,7 @@ async def test_a_full_pool_keeps_its_share(rig: Rig) -> None:
     inside = traffic(rig)["inside"]
     assert set(inside) == {"v1"} and abs(inside["v1"] - 1200) < bound(2400, 0.5), inside
     assert rig.router.pools["v1"].core.waiting == inside["v1"] - 1000
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await give_up(*running)
 
 
 def test_a_drawn_pool_is_used_unless_it_has_left_the_route():

@@ -14,14 +14,8 @@ from gangline.schemas.errors.base import Disconnected, PayloadTooLarge
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, obedient, silent, turns
 from ...waiting import loop_time
-
-
-async def give_up(calls: list[asyncio.Future[object]]) -> None:
-    for call in calls:
-        call.cancel()
-    await asyncio.wait(calls)
 
 
 async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
@@ -33,7 +27,7 @@ async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
     more = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(15)]
     await worker.hears(RequestOp.TASK, 64 + 15)
     assert worker.messages - before == 4, "so few share a message"
-    await give_up(calls + more)
+    await give_up(*calls, *more)
 
 
 async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) -> None:
@@ -47,7 +41,7 @@ async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) ->
         exchange.post(entry, (RequestOp.ACK, "images", f"images.j{number}", number, 0, 1))
     await worker.hears(RequestOp.ACK, 64)
     assert worker.messages - before == 1, "nobody waits for the answers to the first half of them"
-    await give_up([call])
+    await give_up(call)
 
 
 async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) -> None:
@@ -62,7 +56,7 @@ async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) ->
     rig.bus.publish = fails
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(16)]
     await worker.hears(RequestOp.TASK, 1 + 16)
-    await give_up(calls)
+    await give_up(*calls)
 
 
 async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(rig: Rig, monkeypatch) -> None:
@@ -74,7 +68,7 @@ async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(ri
     asked = [frame[2] for frame in worker.heard_of(RequestOp.CHECK)[:3]]
     assert [len(ids) for ids in asked] == [5, 5, 2]
     assert sorted(sum(asked, [])) == tasks, "each once before any is asked for again"
-    await give_up(calls)
+    await give_up(*calls)
 
 
 async def test_frames_that_are_too_large_for_one_message_together_leave_in_several(rig: Rig) -> None:
@@ -128,7 +122,7 @@ async def test_a_worker_cannot_answer_in_anothers_place(rig: Rig) -> None:
         liar.bus.publish(guess, forged)
     await asyncio.sleep(0.1)
     assert not any(call.done() for call in calls)
-    await give_up(calls)
+    await give_up(*calls)
 
 
 async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_about_anew(rig: Rig) -> None:
@@ -150,7 +144,7 @@ async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_
         calls.append(asyncio.ensure_future(client.dispatch(second, "echo")))
         await turns()
         assert "2" in told
-        await give_up(calls)
+        await give_up(*calls)
         await client.close()
 
 
@@ -179,7 +173,7 @@ async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_r
         asked_at.append(loop_time() - began_at)
     first, second, third = asked_at
     assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
-    await give_up([call])
+    await give_up(call)
 
 
 def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
@@ -237,4 +231,4 @@ async def test_what_a_worker_received_between_two_absences_is_not_sent_again(
         await worker.beat()
         await asyncio.sleep(0.01)
     assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [["here"]]
-    await give_up(calls)
+    await give_up(*calls)

@@ -328,6 +328,13 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
         await task
 
 
+async def give_up(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel them, and wait until all have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
 async def turns(count: int = 20) -> None:
     """Run everything that is ready."""
     for _ in range(count):

@@ -58,6 +58,13 @@ def traffic(rig: Rig) -> Any:
     return rig.client.statistics()["routes"]["traffic"].get("e")
 
 
+async def routed(rig: Rig, *pools: str) -> None:
+    """Workers in these pools, and a route to the first of them that the client follows."""
+    await crew(rig, *pools)
+    await set_route(rig, "e", {"to": {pools[0]: 1}})
+    assert await call(rig) == pools[0]
+
+
 # -- following ----------------------------------------------------------------------------------------------------
 
 
@@ -82,9 +89,7 @@ async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> N
 
 
 async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig) -> None:
-    await crew(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
+    await routed(rig, "v1", "e")
     await set_route(rig, "e", None)
     assert await call(rig) == "e"
     assert "e" in rig.router._traffic.plain
@@ -93,9 +98,7 @@ async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig)
 
 
 async def test_an_invalid_route_leaves_traffic_as_it_is(rig: Rig) -> None:
-    await crew(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
+    await routed(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 0}})
     assert await call(rig) == "v1"
     assert "add up to 0" in rig.client.statistics()["routes"]["refused"]["e"]
@@ -119,9 +122,7 @@ async def test_a_key_keeps_its_pool_while_the_weights_do(rig: Rig) -> None:
 
 
 async def test_without_storage_the_last_known_routes_stay_in_force(rig: Rig) -> None:
-    await crew(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
+    await routed(rig, "v1", "e")
     rig.hub.storage_down()
     await asyncio.sleep(2)
     assert await call(rig) == "v1"
@@ -135,11 +136,17 @@ async def stuck(rig: Rig, pool: str) -> FakeWorker:
     return await rig.worker(f"stuck-{pool}", silent, pool=pool, slots=1)
 
 
+async def held(rig: Rig, *, to: str = "v1") -> tuple[FakeWorker, asyncio.Task[Any]]:
+    """A route to a pool with one slot, and a call that has it."""
+    worker = await stuck(rig, to)
+    await set_route(rig, "e", {"to": {to: 1}})
+    running = asyncio.create_task(call(rig))
+    await worker.hears(RequestOp.TASK)
+    return worker, running
+
+
 async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_new_one_in_order(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    running = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, running = await held(rig)
     waiting = [asyncio.ensure_future(rig.client.call("e.echo", number)) for number in range(20)]
     await turns()
     new = await rig.worker("new", silent, pool="v2", slots=1)
@@ -156,8 +163,6 @@ async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_
     assert not running.done()
     old.answer((AnswerOp.OK, old.heard_of(RequestOp.TASK)[0][1], "late but right"))
     assert await running == "late but right"
-    rig.balanced("v1")
-    rig.balanced("v2")
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
@@ -176,10 +181,7 @@ async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_
 
 
 async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1, "v2": 0}})
-    first = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    _, first = await held(rig)
     waiting = calls(rig, 3)
     await turns()
     await crew(rig, "v2")
@@ -189,22 +191,16 @@ async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
 
 
 async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new_one(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
     await crew(rig, "v2")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    asked = asyncio.ensure_future(call(rig))
-    [frame] = await old.hears(RequestOp.TASK)
+    old, asked = await held(rig)
     await set_route(rig, "e", {"to": {"v2": 1}})
-    old.answer((AnswerOp.REJECTED, frame[1], str(Reason.FULL)))
+    old.answer((AnswerOp.REJECTED, old.heard_of(RequestOp.TASK)[0][1], str(Reason.FULL)))
     assert await asked == "v2"
 
 
 async def test_a_request_that_may_have_started_is_not_moved(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
     await crew(rig, "v2")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    asked = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, asked = await held(rig)
     await set_route(rig, "e", {"to": {"v2": 1}})
     await old.die()
     with pytest.raises(errors.WorkerLost):
@@ -236,10 +232,7 @@ async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
             return [(AnswerOp.ITEM, frame[1], 0, worker.id.pool), (AnswerOp.END, frame[1], 1)]
         return obedient(worker, frame)
 
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    first = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, first = await held(rig)
 
     async def items() -> list[Any]:
         return [item async for item in rig.client.stream("e.items")]
@@ -284,9 +277,15 @@ async def test_a_task_that_a_pool_of_the_route_lacks_is_an_error_that_names_the_
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
+async def limited(rig: Rig, to: int, **facts: Any) -> FakeWorker:
+    """A route to a pool with a limit, and a worker there that answers nothing."""
+    worker = await rig.worker("w1", silent, pool="v1", **facts)
+    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": to}})
+    return worker
+
+
 async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1", slots=100)
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 2}})
+    worker = await limited(rig, 2, slots=100)
     tasks = [asyncio.ensure_future(rig.client.call("e.echo", number)) for number in range(6)]
     await worker.hears(RequestOp.TASK, 2)
     await asyncio.sleep(0.1)
@@ -313,8 +312,7 @@ async def test_other_pools_of_the_route_take_what_is_above_a_limit(rig: Rig) -> 
 
 
 async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1)
     first = asyncio.ensure_future(call(rig))
     [frame] = await worker.hears(RequestOp.TASK)
     second = asyncio.ensure_future(call(rig))
@@ -330,8 +328,7 @@ async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> 
 
 
 async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1)
     first = asyncio.ensure_future(call(rig))
     [frame] = await worker.hears(RequestOp.TASK)
     cancelled, unlucky, waits = calls(rig, 3)
@@ -351,8 +348,7 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
 
 @pytest.mark.router(saturated_wait_s=5.0)
 async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_not_move(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1)
     first, second, third = calls(rig, 3)
     began_at = loop_time()
     [frame] = await worker.hears(RequestOp.TASK)
@@ -367,8 +363,7 @@ async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_n
 
 @pytest.mark.router(max_queued=2)
 async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> None:
-    await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    await limited(rig, 1)
     tasks = calls(rig, 3)
     await asyncio.sleep(0.1)
     with pytest.raises(errors.QueueFull, match="the queue for route .* is full"):
@@ -377,8 +372,7 @@ async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> N
 
 
 async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1", slots=10)
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1, slots=10)
     tasks = calls(rig, 4)
     await worker.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 3}})
@@ -390,8 +384,7 @@ async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
 
 
 async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
-    await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    await limited(rig, 1)
     tasks = calls(rig, 3)
     await asyncio.sleep(0.1)
     await rig.client.close()
@@ -419,7 +412,6 @@ async def test_selections_and_leases_follow_the_route_and_count_until_they_are_g
             assert await rig.client.dispatch(selection, "e.echo") == "v1"
         assert traffic(rig)["inside"] == {"v1": 1}
     assert traffic(rig)["inside"] == {}
-    rig.balanced("v1")
 
 
 async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
@@ -463,10 +455,7 @@ async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_r
 
 
 async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_hear_so(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    first = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, first = await held(rig)
     waiting = calls(rig, 5)
     await turns()
     began_at = loop_time()

@@ -20,8 +20,9 @@ def counts(rig: Rig, pool: str) -> dict[str, int]:
     return dict(rig.client.statistics()["routes"]["shadows"].get("e", {}).get(pool, {}))
 
 
-async def opened(rig: Rig) -> None:
-    """The first request opens the shadow pools; copies go out from the next one on."""
+async def shadowed(rig: Rig, **shares: int) -> None:
+    """A route with shadow pools. The first request opens them; copies go out from the next one on."""
+    await set_route(rig, "e", {"to": {"v1": 1}, "shadow": shares})
     await call(rig)
     await asyncio.sleep(0.1)
 
@@ -29,8 +30,7 @@ async def opened(rig: Rig) -> None:
 @pytest.mark.router(max_shadows=10_000)
 async def test_each_shadow_has_a_draw_of_its_own(rig: Rig) -> None:
     [_, s1, s2] = await crew(rig, "v1", "s1", "s2", slots=10_000)
-    await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s1": 50, "s2": 10}})
-    await opened(rig)
+    await shadowed(rig, s1=50, s2=10)
     s1.heard.clear(), s2.heard.clear()
     for _ in range(20):
         assert await asyncio.gather(*(rig.client.call("e.echo", number) for number in range(50))) == ["v1"] * 50
@@ -40,8 +40,6 @@ async def test_each_shadow_has_a_draw_of_its_own(rig: Rig) -> None:
     assert abs(len(heard[1]) - 100) < bound(1000, 0.1)
     both = counts(rig, "s1"), counts(rig, "s2")
     assert [each["ok"] for each in both] == [each["sent"] for each in both]
-    rig.balanced("s1")
-    rig.balanced("s2")
 
 
 async def test_a_copy_is_sent_after_the_request_and_says_that_it_is_one(rig: Rig) -> None:
@@ -53,8 +51,7 @@ async def test_a_copy_is_sent_after_the_request_and_says_that_it_is_one(rig: Rig
 
     primary = await rig.worker("w1", noting, pool="v1", slots=1)
     shadow = await rig.worker("w2", noting, pool="s")
-    await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s": 100}})
-    await opened(rig)
+    await shadowed(rig, s=100)
     order.clear(), shadow.heard.clear()
     await rig.client.options(key="user-7", timeout_s=60).call("e.echo", 1, a=2)
     await asyncio.sleep(0.1)
@@ -100,8 +97,7 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(r
     shadow = None
     if accident != "never started":
         shadow = await rig.worker("w2", misbehave, pool="s", slots=0 if accident == "full" else 1000)
-    await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s": 100}})
-    await opened(rig)
+    await shadowed(rig, s=100)
     if shadow is not None and accident == "dead":
         await shadow.die()
     if shadow is not None and accident == "cut off":
@@ -111,7 +107,6 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(r
         assert await asyncio.gather(*calls(rig, 10)) == ["v1"] * 10
         await asyncio.sleep(1)
     assert loop_time() - began_at < 10.001  # virtual time: answers take none
-    told = counts(rig, "s")
     await asyncio.sleep(30)
     told = counts(rig, "s")
     match accident:
@@ -158,8 +153,7 @@ async def test_items_of_a_streaming_task_are_read_and_dropped(rig: Rig) -> None:
 async def test_a_shadow_that_is_the_primary_of_others_does_not_overtake_them(rig: Rig) -> None:
     await crew(rig, "v1")
     busy = await rig.worker("w2", pool_named, pool="s", slots=1)
-    await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s": 100}})
-    await opened(rig)
+    await shadowed(rig, s=100)
     dropped = counts(rig, "s").get("dropped", 0)
     busy.behave = silent
     busy.heard.clear()
@@ -175,8 +169,7 @@ async def test_a_shadow_that_is_the_primary_of_others_does_not_overtake_them(rig
 async def test_closing_tells_shadow_pools_to_stop(rig: Rig) -> None:
     await crew(rig, "v1")
     shadow = await rig.worker("w2", silent, pool="s")
-    await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s": 100}})
-    await opened(rig)
+    await shadowed(rig, s=100)
     assert await call(rig) == "v1"
     await shadow.hears(RequestOp.TASK)
     await rig.client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.traffic.route_core import RouteCore
 from gangline.schemas.errors.base import DeadlineExceeded, PayloadTooLarge, TaskFailed, WorkerLost
 from gangline.schemas.records.routes import RouteRecord
-from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
+from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, rejects, silent, turns
 from .test_route_core import bound
@@ -39,8 +40,12 @@ async def routed(rig: Rig, *pools: str, **route: object) -> list[FakeWorker]:
     return workers
 
 
-def without_the_general_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rig.router, "order", None)
+async def held(rig: Rig, **options: Any) -> tuple[FakeWorker, asyncio.Task[Any], Frame]:
+    """A worker, a call that waits for it through a route, and the frame of that call."""
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    running = asyncio.create_task(call(rig, **options))
+    return worker, running, (await worker.hears(RequestOp.TASK, 9))[-1]
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -50,7 +55,7 @@ async def test_with_and_without_a_key_nothing_else_is_asked(
     await routed(rig, "v1", "v2", by_key=by_key)
     pool = await call(rig, key="k") if by_key else None
     before = requests(rig)
-    without_the_general_path(rig, monkeypatch)
+    monkeypatch.setattr(rig.router, "order", None)
     if by_key:
         assert await call(rig, key="k") == pool
     counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
@@ -83,19 +88,6 @@ async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-async def test_a_cancelled_call_is_counted_until_its_worker_has_let_go(rig: Rig) -> None:
-    (worker,) = await routed(rig, "v1")
-    worker.behave = silent
-    running = asyncio.ensure_future(call(rig))
-    sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-    await give_up(running)
-    assert traffic(rig)["inside"] == {"v1": 1}
-    await worker.hears(RequestOp.CANCEL)
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as told", None, True))
-    await turns()
-    assert traffic(rig) == AT_REST
-
-
 @pytest.mark.parametrize("answer", [(AnswerOp.OK, "v1"), (AnswerOp.ERROR, "task_failed", "no", None, True)])
 async def test_a_call_cancelled_just_after_its_answer_is_not_counted(rig: Rig, answer: tuple[object, ...]) -> None:
     (worker,) = await routed(rig, "v1")
@@ -121,15 +113,17 @@ async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-async def test_a_deadline_ends_the_call_and_later_its_count(rig: Rig) -> None:
-    (worker,) = await routed(rig, "v1")
-    worker.behave = silent
-    running = asyncio.ensure_future(call(rig, timeout_s=1))
-    sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-    with pytest.raises(DeadlineExceeded):
-        await running
+@pytest.mark.parametrize("ends_by", ["deadline", "cancellation"])
+async def test_a_call_that_is_given_up_is_counted_until_its_worker_has_let_go(rig: Rig, ends_by: str) -> None:
+    worker, running, sent = await held(rig, timeout_s=1)
+    if ends_by == "deadline":
+        with pytest.raises(DeadlineExceeded):
+            await running
+    else:
+        await give_up(running)
     assert traffic(rig)["inside"] == {"v1": 1}
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "too late", None, True))
+    await worker.hears(RequestOp.CANCEL)
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as told", None, True))
     await turns()
     assert traffic(rig) == AT_REST
 
@@ -149,10 +143,7 @@ async def test_a_refused_call_is_tried_again_in_its_pool_and_counted_once(rig: R
 
 
 async def test_a_lost_worker_leaves_no_count(rig: Rig) -> None:
-    (worker,) = await routed(rig, "v1")
-    worker.behave = silent
-    running = asyncio.ensure_future(call(rig))
-    await worker.hears(RequestOp.TASK, 9)
+    worker, running, _ = await held(rig)
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await running

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import GangEnded, GangFailed, GanglineError, GangNotFormed, InvalidRequest, NoWorkers
+from gangline.schemas.errors.base import GangEnded, GangFailed, GangNotFormed, InvalidRequest, NoWorkers
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.records.gangs import GangSetStatus, SetState
 from gangline.worker.pool.pool import Pool
 
-from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, until
+from ...support.dispatcher.gang_rig import PAIR, GangRig, Load, on_gang_rig, until
 from ...waiting import loop_time
 
 
@@ -67,18 +67,13 @@ async def test_a_gang_without_start_hooks_is_ready_at_once(rig: GangRig) -> None
 
 
 @on_gang_rig()
-async def test_ready_waits_over_a_failed_start_for_the_next_generation(rig: GangRig) -> None:
+async def test_ready_waits_over_a_failed_start_for_the_next_generation_and_raises_what_ended_it(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2")
     starts.takes_s, starts.fails = 1.0, {1}
     async with rig.client.gang(pool="train", size=2, backoff_s=0.1) as gang:
         assert await gang.ready() == 2
         assert gang.restarts == 1
-
-
-@on_gang_rig()
-async def test_ready_raises_what_ended_the_gang(rig: GangRig) -> None:
-    starts = await Starts().workers(rig, "w1", "w2")
-    starts.takes_s, starts.fails = 1.0, {1, 2}
+    starts.fails = {1, 2}
     with pytest.raises((GangFailed, GangEnded), match="no weights"):
         async with rig.client.gang(pool="train", size=2, max_restarts=1, backoff_s=0.1) as gang:
             await gang.ready()
@@ -143,31 +138,6 @@ async def steady(rig: GangRig, name: str, limit_s: float = 60.0) -> GangSetStatu
     raise AssertionError(f"{name} never came up: {await status_of(rig, name)}")
 
 
-class Calls:
-    """Calls to a set all the time; how long each took."""
-
-    def __init__(self, rig: GangRig, name: str) -> None:
-        self.took: list[float] = []
-        self.errors: list[GanglineError] = []
-        self._client = rig.client.options(timeout_s=30)
-        self._name = name
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        while True:
-            began = loop_time()
-            try:
-                await self._client.call(f"{self._name}.who", "x")
-            except GanglineError as error:
-                self.errors.append(error)
-            self.took.append(loop_time() - began)
-            await asyncio.sleep(0.2)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-
 @on_gang_rig()
 async def test_callers_of_a_set_are_sent_to_gangs_that_are_ready(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2", "w3", "w4")
@@ -177,13 +147,12 @@ async def test_callers_of_a_set_are_sent_to_gangs_that_are_ready(rig: GangRig) -
     with pytest.raises(NoWorkers, match="gangset status llm"):
         await rig.client.options(timeout_s=0.5).call("llm.who", "too early")
     assert (await steady(rig, "llm")).ready == 1
-    calls = Calls(rig, "llm")
-    await rig.declare("llm", gangs=1, gang={**PAIR, "owner": "v2"})
-    await until(lambda: len(starts.began) == 4)
-    await asyncio.sleep(6.0)
-    assert (await steady(rig, "llm")).served
-    await calls.stop()
-    assert not calls.errors and len(calls.took) > 30 and max(calls.took) < 0.5, "nobody waits for a start"
+    async with Load(rig, "llm.who", "x", pause_s=0.2) as load:
+        await rig.declare("llm", gangs=1, gang={**PAIR, "owner": "v2"})
+        await until(lambda: len(starts.began) == 4)
+        await asyncio.sleep(6.0)
+        assert (await steady(rig, "llm")).served
+    assert not load.errors and len(load.results) > 30 and load.slowest_s < 0.5, "nobody waits for a start"
 
 
 @on_gang_rig()
@@ -220,20 +189,19 @@ async def test_a_roll_to_gangs_that_fail_at_their_start_harms_no_caller_and_is_r
     starts = await Starts().workers(rig, "w1", "w2", "w3", "w4", "w5", "w6")
     await rig.declare("llm", gangs=2, gang=PAIR)
     await steady(rig, "llm")
-    calls = Calls(rig, "llm")
-    starts.takes_s, starts.fails = 0.2, set(range(1, 100))
-    await rig.declare("llm", gangs=2, gang={**PAIR, "owner": "bad"})
-    await asyncio.sleep(20.0)
-    status = await status_of(rig, "llm")
-    assert status is not None and status.state is SetState.FAILING and status.stopped
-    assert "RuntimeError: no weights" in status.reason and "stopped" in status.reason
-    assert (status.gangs, status.ready, status.old) == (2, 0, 2)
-    assert status.previous is not None
-    await rig.declare("llm", gangs=2, gang=status.previous)
-    await asyncio.sleep(3.0)
-    assert (await steady(rig, "llm")).ready == 2
-    await calls.stop()
-    assert not calls.errors and len(calls.took) > 30 and max(calls.took) < 0.5
+    async with Load(rig, "llm.who", "x", pause_s=0.2) as load:
+        starts.takes_s, starts.fails = 0.2, set(range(1, 100))
+        await rig.declare("llm", gangs=2, gang={**PAIR, "owner": "bad"})
+        await asyncio.sleep(20.0)
+        status = await status_of(rig, "llm")
+        assert status is not None and status.state is SetState.FAILING and status.stopped
+        assert "RuntimeError: no weights" in status.reason and "stopped" in status.reason
+        assert (status.gangs, status.ready, status.old) == (2, 0, 2)
+        assert status.previous is not None
+        await rig.declare("llm", gangs=2, gang=status.previous)
+        await asyncio.sleep(3.0)
+        assert (await steady(rig, "llm")).ready == 2
+    assert not load.errors and len(load.results) > 30 and load.slowest_s < 0.5
 
 
 @on_gang_rig()

@@ -183,21 +183,12 @@ async def test_a_run_that_fails_says_whether_any_rank_may_have_started(rig: Gang
         assert rig.probe.started == [(1, 1)] and caught.value.may_have_started
 
 
+@pytest.mark.parametrize("partial", [False, True])
 @on_gang_rig("w1")
-async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangRig) -> None:
-    await said_of_a_repeated_run(rig, partial=False)
-
-
-@on_gang_rig("w1")
-async def test_what_is_said_of_a_repeated_run_holds_for_tries_with_partial_results_too(rig: GangRig) -> None:
-    await said_of_a_repeated_run(rig, partial=True)
-
-
-async def said_of_a_repeated_run(rig: GangRig, *, partial: bool) -> None:
+async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangRig, partial: bool) -> None:
     async with rig.client.gang(pool="train", size=1, grace_s=0, backoff_s=30) as gang:
         run = asyncio.create_task(gang.options(retries=1, timeout_s=5, partial=partial).run("wait"))
         await until(lambda: rig.probe.started)
-        assert rig.coordinator is not None
         await rig.worker("w2")
         rig.cut("w1")
         with pytest.raises(errors.GangNotFormed) as caught:
@@ -248,9 +239,7 @@ def hear_late(rig: GangRig) -> None:
 
 
 @on_gang_rig("w1")
-async def test_a_gang_that_was_torn_down_before_its_owner_heard_of_it_is_given_in_its_next_generation(
-    rig: GangRig,
-) -> None:
+async def test_a_gang_torn_down_before_its_owner_heard_of_it_is_given_in_its_next_generation(rig: GangRig) -> None:
     hear_late(rig)
     acquiring = asyncio.create_task(rig.client.gang(pool="train", size=1, backoff_s=0).__aenter__())
     await asyncio.sleep(10)

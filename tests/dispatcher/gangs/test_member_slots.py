@@ -10,8 +10,6 @@ import pytest
 from gangline import errors
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.messages.gangs import MemberCause, MemberReport
-from gangline.schemas.names import GangOperation
 
 from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
 
@@ -20,12 +18,6 @@ async def another(rig: GangRig, name: str = "other") -> Client:
     client = Client(rig.hub.connect(name), names=rig.names, settings=RouterSettings(node="", zone=""))
     await client.start()
     return client
-
-
-async def report(rig: GangRig, gang: str, rank: int, generation: int = 1) -> None:
-    """Say that a member failed, as its worker would."""
-    said = MemberReport(gang=gang, generation=generation, rank=rank, cause=MemberCause.FAILED, detail="for the test")
-    await rig.bus.request(rig.names.gang(GangOperation.REPORT), said.model_dump_json().encode(), timeout_s=5)
 
 
 async def two_of_one_slot(rig: GangRig, **fields: Any) -> None:
@@ -56,11 +48,6 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
         assert await rig.client.dispatch(selection, "llm.who", "x") == [0, 2, 1, "x"]
     async with rig.client.choose_worker("llm"):
         pass  # left without a dispatch
-
-
-@on_gang_rig("w1", "w2")
-async def test_a_task_on_a_chosen_gang_that_raises_is_its_callers_error(rig: GangRig) -> None:
-    await rig.stand("llm", gangs=1, gang=PAIR)
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(errors.TaskFailed, match="rank 0 has no luck"):
             await rig.client.dispatch(selection, "fail_on", 0)
@@ -81,32 +68,26 @@ async def test_a_chosen_slot_is_held_however_many_calls_come_and_however_long_it
     await other.close()
 
 
+@pytest.mark.parametrize(("route", "ranks"), [("rank0", 1), ("all", 2)])
 @on_gang_rig()
-async def test_of_two_routers_that_choose_the_last_slot_one_has_it_and_the_other_waits(rig: GangRig) -> None:
-    for route in ("rank0", "all"):
-        if route == "rank0":
-            await two_of_one_slot(rig)
-        else:
-            await rig.declare("llm", gangs=1, gang=PAIR, route="all")
-            await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
-        other = await another(rig, f"other-{route}")
-        running: list[int] = []
+async def test_of_two_routers_that_choose_the_last_slot_one_has_it(rig: GangRig, route: str, ranks: int) -> None:
+    await two_of_one_slot(rig, route=route)
+    other = await another(rig)
+    running: list[int] = []
 
-        async def use(client: Client, running: list[int] = running) -> None:
-            for _ in range(5):
-                async with client.options(timeout_s=60).choose_worker("llm") as selection:
-                    running.append(1)
-                    assert len(running) == 1, "two have the same slot"
-                    await asyncio.sleep(0.1)
-                    running.pop()
-                    await client.dispatch(selection, "once", 0.05)
+    async def use(client: Client) -> None:
+        for _ in range(5):
+            async with client.options(timeout_s=60).choose_worker("llm") as selection:
+                running.append(1)
+                assert len(running) == 1, "two have the same slot"
+                await asyncio.sleep(0.1)
+                running.pop()
+                await client.dispatch(selection, "once", 0.05)
 
-        rig.probe.started.clear()
-        await asyncio.gather(use(rig.client), use(other))
-        assert len(rig.probe.started) == 10 * (1 if route == "rank0" else 2)
-        await rig.settled("llm")
-        await rig.settled("llm", other)
-        await other.close()
+    await asyncio.gather(use(rig.client), use(other))
+    assert len(rig.probe.started) == 10 * ranks
+    await rig.settled("llm", other)
+    await other.close()
 
 
 @on_gang_rig()
@@ -190,7 +171,7 @@ async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_
         async with client.choose_worker("llm") as selection:
             chosen, gang = selection.worker, selection.gang
             assert gang is not None
-            await report(rig, gang, 1, rig.client.router.sets._sets["llm"]._formations[gang].generation)
+            await rig.report(gang, 1, rig.client.router.sets._sets["llm"]._formations[gang].generation)
             await until(lambda: selection.hold.trouble() is not None)
             if stream:
                 items = [item async for item in rig.client.options(timeout_s=60).stream(selection, "count", 3)]
@@ -214,8 +195,7 @@ async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
         with pytest.raises(errors.InvalidArguments):
             await anext(rig.client.stream(selection, "count", "many"))
     await rig.settled("llm")
-    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
-    await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
+    await rig.stand("llm", gangs=1, gang=PAIR, route="all")
     async with rig.client.choose_worker("llm") as selection:
         with pytest.raises(errors.InvalidRequest, match="none of them can be streamed"):
             await anext(rig.client.stream(selection, "count", 3))
@@ -223,51 +203,41 @@ async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
-async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears_that_it_may_have_started(
-    rig: GangRig,
-) -> None:
+async def test_a_task_that_may_not_be_moved_is_not_repeated_and_may_have_started(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR)
     client = rig.client.options(timeout_s=60)
     async with client.choose_worker("llm", move=False) as selection:
         assert selection.gang is not None
         task = asyncio.ensure_future(client.dispatch(selection, "slow", 1.0))
         await until(lambda: rig.probe.started)
-        await report(rig, selection.gang, 1)
+        await rig.report(selection.gang, 1)
         with pytest.raises(errors.WorkerLost) as caught:
             await task
         assert caught.value.may_have_started and len(rig.probe.started) == 1
     await rig.ready("llm", 1)
 
 
+@pytest.mark.parametrize("route", ["rank0", "all"])
+@pytest.mark.parametrize("method", ["slow", "once"])
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
-async def test_a_task_under_way_on_a_chosen_gang_that_is_torn_down_is_repeated_only_if_it_may_be(rig: GangRig) -> None:
-    for route, method, error in (
-        ("rank0", "slow", None),
-        ("rank0", "once", errors.WorkerLost),
-        ("all", "slow", None),
-        ("all", "once", errors.WorkerLost),
-    ):
-        rig.probe.started.clear()
-        await rig.stand("llm", gangs=1, gang=PAIR, route=route)
-        await until(lambda route=route: rig.client.router.sets._sets["llm"].record.route.value == route)
-        client = rig.client.options(timeout_s=60)
-        async with client.choose_worker("llm") as selection:
-            assert selection.gang is not None
-            task = asyncio.ensure_future(client.dispatch(selection, method, 1.0))
-            await until(lambda: rig.probe.started)
-            generation = rig.probe.started[0][0]
-            await report(rig, selection.gang, 1, generation)
-            if error is None:
+async def test_a_task_on_a_gang_that_is_torn_down_is_repeated_only_if_it_may_be(
+    rig: GangRig, route: str, method: str
+) -> None:
+    await rig.stand("llm", gangs=1, gang=PAIR, route=route)
+    client = rig.client.options(timeout_s=60)
+    async with client.choose_worker("llm") as selection:
+        assert selection.gang is not None
+        task = asyncio.create_task(client.dispatch(selection, method, 1.0))
+        await until(lambda: rig.probe.started)
+        await rig.report(selection.gang, 1)
+        if method == "slow":  # idempotent
+            await task
+        else:
+            with pytest.raises(errors.WorkerLost) as caught:
                 await task
-                assert {generation for generation, _ in rig.probe.started} == {generation, generation + 1}
-            else:
-                with pytest.raises(error) as caught:
-                    await task
-                assert caught.value.may_have_started is True
-                assert {generation for generation, _ in rig.probe.started} == {generation}
-        await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
-        await until(lambda: len(rig.gangs("llm")) == 1)
-        await rig.settled("llm")
+            assert caught.value.may_have_started is True
+        assert {generation for generation, _ in rig.probe.started} == ({1, 2} if method == "slow" else {1})
+    await rig.ready("llm", 1)
 
 
 @on_gang_rig("w1", "w2")
@@ -384,9 +354,7 @@ async def test_a_lease_on_all_ranks_runs_its_tasks_on_all(rig: GangRig) -> None:
 
 
 @on_gang_rig("w1", "w2")
-async def test_a_lease_outlives_its_time_to_live_while_it_is_held_and_ends_by_it_when_its_holder_vanished(
-    rig: GangRig,
-) -> None:
+async def test_a_lease_outlives_its_time_to_live_and_ends_by_it_when_its_holder_vanished(rig: GangRig) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR, route="all")
     other = await another(rig)
     async with rig.client.lease("llm", ttl_s=2) as lease:
@@ -402,18 +370,15 @@ async def test_a_lease_outlives_its_time_to_live_while_it_is_held_and_ends_by_it
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
-async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_task_may_have_started(
-    rig: GangRig,
-) -> None:
+async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_what_may_have_started(rig: GangRig) -> None:
     for route in ("rank0", "all"):
         rig.probe.started.clear()
         await rig.stand("llm", gangs=1, gang=PAIR, route=route)
-        await until(lambda route=route: rig.client.router.sets._sets["llm"].record.route.value == route)
         async with rig.client.lease("llm") as lease:
             assert lease.gang is not None
             task = asyncio.ensure_future(lease.call("slow", 1.0))
             await until(lambda: rig.probe.started)
-            await report(rig, lease.gang, 1, rig.probe.started[0][0])
+            await rig.report(lease.gang, 1, rig.probe.started[0][0])
             with pytest.raises(errors.WorkerLost) as caught:
                 await task
             assert caught.value.may_have_started is True
@@ -421,8 +386,7 @@ async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_
                 await lease.call("slow", 1.0)
             assert again.value.may_have_started is False
             assert len(rig.probe.started) == (1 if route == "rank0" else 2)
-        await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
-        await until(lambda: len(rig.gangs("llm")) == 1)
+        await rig.ready("llm", 1)
         await rig.settled("llm")
 
 

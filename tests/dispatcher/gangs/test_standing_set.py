@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -14,11 +13,9 @@ from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.pools.pool import RoutedPool
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.messages.gangs import MemberCause, MemberReport
-from gangline.schemas.names import GangOperation
 from gangline.schemas.records.gangs import GangRecord
 
-from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
+from ...support.dispatcher.gang_rig import PAIR, GangRig, Load, on_gang_rig, pool_of, until
 from ...waiting import loop_time
 
 
@@ -131,20 +128,14 @@ async def test_a_rank_that_does_not_answer_ends_the_try_and_nothing_has_started(
 
 
 @on_gang_rig("w1", "w2")
-async def test_more_calls_than_gangs_can_take_wait_their_turn(rig: GangRig) -> None:
+async def test_more_calls_than_gangs_can_take_wait_their_turn_and_a_key_stays_with_its_gang(rig: GangRig) -> None:
     await rig.stand("llm", gangs=2, gang=PAIR)
     began_at = loop_time()
     await asyncio.gather(*(rig.client.call("llm.slow", 1.0) for _ in range(10)))
     assert loop_time() - began_at == pytest.approx(5.0, abs=0.6)
-
-
-@on_gang_rig("w1", "w2")
-async def test_a_key_stays_with_its_gang(rig: GangRig) -> None:
-    await rig.stand("llm", gangs=2, gang=PAIR)
     for key in "abcdef":
         client = rig.client.options(key=key)
-        homes = {(await client.call("llm.slow", 0.1))[0] for _ in range(5)}
-        assert len(homes) == 1
+        assert len({(await client.call("llm.slow", 0.1))[0] for _ in range(5)}) == 1
 
 
 @on_gang_rig("w1", "w2")
@@ -188,61 +179,21 @@ async def test_a_set_declared_later_and_its_end_are_learnt_without_a_pull(rig: G
     assert rig.client.router.sets.statistics() == {}
 
 
-class Load:
-    """Callers of a set that never stop."""
-
-    def __init__(self, rig: GangRig, target: str, seconds: float, callers: int) -> None:
-        self.rig = rig
-        self.results: list[Any] = []
-        self.errors: list[errors.GanglineError] = []
-        self.slowest_s = 0.0
-        self._tasks = [asyncio.ensure_future(self._go_on(target, seconds)) for _ in range(callers)]
-
-    async def _go_on(self, target: str, seconds: float) -> None:
-        while True:
-            began_at = loop_time()
-            try:
-                self.results.append(await self.rig.client.call(target, seconds))
-            except errors.GanglineError as error:
-                self.errors.append(error)
-                await asyncio.sleep(0.01)
-            self.slowest_s = max(self.slowest_s, loop_time() - began_at)
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-
-
+@pytest.mark.parametrize("idempotent", [False, True])
 @on_gang_rig("w1", "w2", "w3", "w4", "w5")
-async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gang(rig: GangRig) -> None:
+async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gangs(rig: GangRig, idempotent: bool) -> None:
     await rig.stand("llm", gangs=3, gang=PAIR)
-    load = Load(rig, "llm.once", 0.2, 3)
-    await asyncio.sleep(2)
-    routed = rig.client.router.sets._sets["llm"]
-    victim = routed._formations[routed.gangs[0]].members[1]
-    hit = {
-        gang for gang, formation in routed._formations.items() if victim.worker in {m.worker for m in formation.members}
-    }
-    rig.cut(victim.worker.partition(".")[2])
-    await asyncio.sleep(10)
-    await load.stop()
-    assert len(load.errors) <= len(hit), "at most the calls that were under way on gangs of the dead worker"
+    async with Load(rig, "llm.slow" if idempotent else "llm.once", 0.2, callers=3) as load:
+        await asyncio.sleep(2)
+        formations = rig.client.router.sets._sets["llm"]._formations.values()
+        victim = next(iter(formations)).members[1].worker
+        hit = [each for each in formations if victim in {member.worker for member in each.members}]
+        rig.cut(victim.partition(".")[2])
+        await asyncio.sleep(10)
+    assert len(load.errors) <= (0 if idempotent else len(hit))
     assert all(isinstance(error, errors.WorkerLost) and error.may_have_started for error in load.errors)
     assert len(load.results) > 75
     await until(lambda: len(rig.gangs("llm")) == 3)
-
-
-@on_gang_rig("w1", "w2", "w3", "w4", "w5")
-async def test_idempotent_calls_see_no_error_when_a_member_is_killed(rig: GangRig) -> None:
-    await rig.stand("llm", gangs=3, gang=PAIR)
-    load = Load(rig, "llm.slow", 0.2, 3)
-    await asyncio.sleep(2)
-    routed = rig.client.router.sets._sets["llm"]
-    rig.cut(routed._formations[routed.gangs[0]].members[0].worker.partition(".")[2])
-    await asyncio.sleep(10)
-    await load.stop()
-    assert load.errors == []
 
 
 @on_gang_rig("w1", "w2", "w3")
@@ -256,13 +207,7 @@ async def test_a_call_on_a_gang_that_was_torn_down_is_made_again_only_if_that_do
         routed = rig.client.router.sets._sets["llm"]
         formation = routed._formations[routed.gangs[0]]
         # As a member that asks for it does: rank 0's worker, on which the call runs, stays.
-        await rig.bus.request(
-            rig.names.gang(GangOperation.REPORT),
-            MemberReport(gang=formation.gang, generation=formation.generation, rank=1, cause=MemberCause.FAILED)
-            .model_dump_json()
-            .encode(),
-            timeout_s=5,
-        )
+        await rig.report(formation.gang, 1, formation.generation)
         if again:
             assert (await call)[1] == 0
             assert [generation for generation, _ in rig.probe.started] == [2, 3]
@@ -296,12 +241,11 @@ async def test_an_old_reading_of_a_record_brings_nothing_back(rig: GangRig) -> N
 async def test_rolling_all_gangs_under_load_fails_no_call(rig: GangRig) -> None:
     await rig.stand("llm", gangs=3, gang=PAIR)
     before = set(rig.gangs("llm"))
-    load = Load(rig, "llm.once", 0.2, 6)
-    await asyncio.sleep(2)
-    await rig.declare("llm", gangs=3, gang={**PAIR, "priority": 1})
-    await until(lambda: len(rig.gangs("llm")) == 3 and not before & set(rig.gangs("llm")))
-    await asyncio.sleep(2)
-    await load.stop()
+    async with Load(rig, "llm.once", 0.2, callers=6) as load:
+        await asyncio.sleep(2)
+        await rig.declare("llm", gangs=3, gang={**PAIR, "priority": 1})
+        await until(lambda: len(rig.gangs("llm")) == 3 and not before & set(rig.gangs("llm")))
+        await asyncio.sleep(2)
     assert load.errors == []
     assert {gang for gang, _ in load.results[-20:]} <= set(rig.gangs("llm"))
 
@@ -309,14 +253,12 @@ async def test_rolling_all_gangs_under_load_fails_no_call(rig: GangRig) -> None:
 @on_gang_rig("w1", "w2", "w3", "w4", "w5")
 async def test_draining_a_worker_moves_its_gangs_without_an_error(rig: GangRig) -> None:
     await rig.stand("llm", gangs=3, gang=PAIR)
-    load = Load(rig, "llm.once", 0.2, 4)
-    await asyncio.sleep(2)
-    await rig.client.drain("train.w1", grace_s=60)
-    await until(lambda: rig.workers["w1"].state == "closed")
-    await asyncio.sleep(2)
-    await load.stop()
-    assert load.errors == []
-    assert len(rig.gangs("llm")) == 3
+    async with Load(rig, "llm.once", 0.2, callers=4) as load:
+        await asyncio.sleep(2)
+        await rig.client.drain("train.w1", grace_s=60)
+        await until(lambda: rig.workers["w1"].state == "closed")
+        await asyncio.sleep(2)
+    assert load.errors == [] and len(rig.gangs("llm")) == 3
 
 
 @on_gang_rig("w1", "w2")
@@ -333,10 +275,9 @@ async def test_a_draining_worker_is_left_well_before_its_grace_ends_though_there
 @on_gang_rig("w1", "w2")
 async def test_calls_go_on_while_the_coordinator_is_gone(rig: GangRig) -> None:
     await rig.stand("llm", gangs=2, gang=PAIR)
-    load = Load(rig, "llm.once", 0.2, 2)
-    rig.cut("coordinator")
-    await asyncio.sleep(8)
-    await load.stop()
+    async with Load(rig, "llm.once", 0.2, callers=2) as load:
+        rig.cut("coordinator")
+        await asyncio.sleep(8)
     assert load.errors == [] and len(load.results) > 50
 
 

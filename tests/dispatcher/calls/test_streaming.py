@@ -33,21 +33,12 @@ async def collect(items: Any) -> list[Any]:
     return [item async for item in items]
 
 
-async def test_items_come_in_order_to_the_end(rig: Rig) -> None:
-    worker = await rig.worker(behave=yields(5))
-    assert await collect(rig.client.stream("images.items", 5)) == [0, 10, 20, 30, 40]
+@pytest.mark.parametrize(("count", "times"), [(5, 1), (4, 2), (0, 1)], ids=["once", "twice", "none"])
+async def test_items_come_in_order_to_the_end_and_once(rig: Rig, count: int, times: int) -> None:
+    worker = await rig.worker(behave=yields(count, times=times))
+    assert await collect(rig.client.stream("images.items", 5)) == [10 * number for number in range(count)]
     assert worker.heard_of(RequestOp.TASK)[0][8] & TaskFlag.STREAM
     assert worker.heard_of(RequestOp.CANCEL) == []
-
-
-async def test_an_empty_stream_is_empty(rig: Rig) -> None:
-    await rig.worker(behave=yields(0))
-    assert await collect(rig.client.stream("images.items")) == []
-
-
-async def test_items_that_come_twice_count_once(rig: Rig) -> None:
-    await rig.worker(behave=yields(4, times=2))
-    assert await collect(rig.client.stream("images.items")) == [0, 10, 20, 30]
 
 
 async def test_a_lost_item_breaks_the_stream_and_stops_the_task(rig: Rig) -> None:

@@ -300,17 +300,6 @@ async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) ->
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-async def test_other_pools_of_the_route_take_what_is_above_a_limit(rig: Rig) -> None:
-    await rig.worker("w1", silent, pool="v1", slots=100)
-    await rig.worker("w2", pool_named, pool="v2", slots=100)
-    await set_route(rig, "e", {"to": {"v1": 99, "v2": 1}, "limits": {"v1": 3}})
-    tasks = calls(rig, 50)
-    await asyncio.sleep(1)
-    assert sum(task.done() for task in tasks) == 47
-    assert traffic(rig)["inside"] == {"v1": 3}
-    await give_up(*tasks)
-
-
 async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> None:
     worker = await limited(rig, 1)
     first = asyncio.ensure_future(call(rig))

@@ -72,9 +72,7 @@ async def test_probes_of_a_full_worker_back_off_to_half_a_second(rig: Rig) -> No
 
 @pytest.mark.router(saturated_wait_s=7)
 @pytest.mark.parametrize(("timeout_s", "waits_s"), [(3, 3), (None, 7)])
-async def test_a_saturated_pool_is_an_error_at_the_deadline_or_when_it_makes_no_progress(
-    rig: Rig, timeout_s: float | None, waits_s: float
-) -> None:
+async def test_a_saturated_pool_is_an_error_in_time(rig: Rig, timeout_s: float | None, waits_s: float) -> None:
     await rig.full_worker()
     began_at = loop_time()
     with pytest.raises(errors.Saturated) as caught:
@@ -381,9 +379,7 @@ async def test_who_may_not_wait_goes_on_to_a_worker_with_room_when_one_refuses(r
 # -- who waits where --------------------------------------------------------------------------------------------------
 
 
-async def test_the_lengths_of_queues_are_told_every_second_while_anything_waits_and_once_when_nothing_does(
-    rig: Rig,
-) -> None:
+async def test_the_lengths_of_queues_are_told_every_second_while_anything_waits_and_once_more(rig: Rig) -> None:
     await rig.worker(slots=1)
     heard: list[dict[str, object]] = []
     listener = rig.hub.connect("operator")

@@ -112,9 +112,7 @@ class SlowToRefuse:
 
 
 @pytest.mark.parametrize("answers_first", [0, 1])
-async def test_what_nobody_received_is_known_though_the_worker_is_replaced_meanwhile(
-    rig: Rig, answers_first: int
-) -> None:
+async def test_what_nobody_received_is_known_though_the_worker_is_replaced(rig: Rig, answers_first: int) -> None:
     worker = await rig.worker("w1", silent, slots=3)
     received = asyncio.ensure_future(rig.client.call("images.echo", 1))
     await worker.hears(RequestOp.TASK)

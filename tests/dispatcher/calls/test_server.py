@@ -328,9 +328,7 @@ async def test_a_killed_router_gives_its_reservations_back(server: ServerRig, fo
 
 
 @pytest.mark.processes
-async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(
-    server: ServerRig, forks: ForkServer
-) -> None:
+async def test_calls_to_a_killed_worker_are_retried_where_safe(server: ServerRig, forks: ForkServer) -> None:
     client, where = await server.client(), (server.url, server.names.namespace)
     async with (
         process(forks, SERVER, *where, "w1", says="serving"),

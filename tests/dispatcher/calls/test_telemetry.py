@@ -205,7 +205,7 @@ async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemo
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_the_next_attempt_of_a_refused_call_has_a_span_of_its_own(
+async def test_the_next_attempt_of_a_refused_call_has_its_span(
     spans: InMemorySpanExporter, first: bool, rig: Rig
 ) -> None:
     """On the general path, which the first call of a client takes, as on the fast path."""

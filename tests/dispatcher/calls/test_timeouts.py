@@ -33,9 +33,7 @@ async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
     await flight.future
 
 
-async def test_at_the_deadline_the_worker_is_told_once_and_the_slot_counts_until_it_stops(
-    rig: Rig, known: bool
-) -> None:
+async def test_at_the_deadline_the_worker_is_told_and_the_slot_counts_until_it_stops(rig: Rig, known: bool) -> None:
     worker = await rig.worker(behave=silent, known=known)
     began_at = loop_time()
     with pytest.raises(DeadlineExceeded, match="may have done some of its work") as caught:

@@ -220,9 +220,7 @@ async def test_a_task_that_may_not_be_moved_is_not_repeated_and_may_have_started
 @pytest.mark.parametrize("route", ["rank0", "all"])
 @pytest.mark.parametrize("method", ["slow", "once"])
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
-async def test_a_task_on_a_gang_that_is_torn_down_is_repeated_only_if_it_may_be(
-    rig: GangRig, route: str, method: str
-) -> None:
+async def test_a_task_on_a_gang_torn_down_is_repeated_if_it_may_be(rig: GangRig, route: str, method: str) -> None:
     await rig.stand("llm", gangs=1, gang=PAIR, route=route)
     client = rig.client.options(timeout_s=60)
     async with client.choose_worker("llm") as selection:

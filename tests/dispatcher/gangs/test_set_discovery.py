@@ -141,9 +141,7 @@ class LateLedger:
 
 
 @pytest.mark.parametrize(("looks", "found"), [(3, True), (1000, False)])
-async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_while(
-    scene: SetLedger, looks: int, found: bool
-) -> None:
+async def test_a_set_that_storage_has_not_yet_is_looked_up_again(scene: SetLedger, looks: int, found: bool) -> None:
     late, diary = LateLedger(scene.kv, looks), Diary()
     feed = feed_of(scene.bus, late, diary)  # type: ignore[arg-type]
     await feed.informer.ready()

@@ -174,9 +174,7 @@ async def test_bad_calls_are_answered_with_their_error(
         await rig.stop()
 
 
-async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(
-    rig: Rig,
-) -> None:
+async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(rig: Rig) -> None:
     worker = await rig.worker()
     with logged() as records:
         async with gateway(rig):

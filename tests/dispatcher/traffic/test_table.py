@@ -98,11 +98,7 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later(rig
     await rig.soon()
     await (await rig.bucket()).delete("resize")
     await rig.soon()
-    assert rig.told == [
-        ("resize", RouteRecord(to={"v1": 1})),
-        ("resize", RouteRecord(to={"v2": 1})),
-        ("resize", None),
-    ]
+    assert rig.told == [("resize", RouteRecord(to={"v1": 1})), ("resize", RouteRecord(to={"v2": 1})), ("resize", None)]
     assert rig.table.pools("resize") == {"resize": 1.0}
 
 
@@ -120,9 +116,7 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later(rig
         ({"v": 99}, "newer"),
     ],
 )
-async def test_a_value_that_cannot_be_followed_changes_nothing_and_everybody_hears_why(
-    rig: FollowedTable, value: object, says: str
-) -> None:
+async def test_a_value_that_cannot_be_followed_changes_nothing(rig: FollowedTable, value: object, says: str) -> None:
     await rig.listen_to_events()
     await rig.put("resize", {"to": {"v1": 90, "v2": 10}})
     await rig.table.ready()
@@ -178,9 +172,7 @@ async def test_without_storage_the_routes_that_are_known_stay(rig: FollowedTable
     assert rig.table.pools("resize") == {"v2": 1.0}
 
 
-async def test_without_storage_the_first_request_goes_on_after_a_while(
-    rig: FollowedTable,
-) -> None:
+async def test_without_storage_the_first_request_goes_on_after_a_while(rig: FollowedTable) -> None:
     await rig.put("resize", {"to": {"v1": 1}})
     rig.hub.storage_down()
     began_at = loop_time()
@@ -213,9 +205,7 @@ async def test_waiting_for_the_first_pull_ends_at_the_deadline(rig: FollowedTabl
         await rig.table.ready(loop_time() + 60)
 
 
-async def test_a_bucket_that_was_made_again_is_followed_though_its_revisions_are_lower(
-    rig: FollowedTable,
-) -> None:
+async def test_a_bucket_that_was_made_again_is_followed_though_its_revisions_are_lower(rig: FollowedTable) -> None:
     for number in range(5):
         await rig.put("resize", {"to": {f"v{number}": 1}})
     await rig.table.ready()

@@ -49,9 +49,7 @@ async def held(rig: Rig, **options: Any) -> tuple[FakeWorker, asyncio.Task[Any],
 
 
 @pytest.mark.parametrize("by_key", [False, True])
-async def test_with_and_without_a_key_nothing_else_is_asked(
-    rig: Rig, by_key: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_and_without_a_key_nothing_else_is_asked(rig: Rig, by_key: bool, monkeypatch) -> None:
     await routed(rig, "v1", "v2", by_key=by_key)
     pool = await call(rig, key="k") if by_key else None
     before = requests(rig)

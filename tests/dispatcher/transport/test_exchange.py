@@ -212,9 +212,7 @@ async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(
     assert worker.epochs[-1] == 9
 
 
-async def test_what_a_worker_received_between_two_absences_is_not_sent_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_came_between_two_absences_is_not_sent_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = await rig.worker(behave=silent, slots=10)
     exchange = rig.client.router.exchange
     on_unheard = exchange._on_unheard

@@ -30,7 +30,7 @@ class Mine(Sticky):
         return super().choose(candidates, request)
 
 
-def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info: object) -> RoutingCore:
+def pool_of(loads: list[int], *, seed: int, policy=None, slots_of_task: int = 1) -> RoutingCore:
     core = RoutingCore("p", RouterSettings(node="n0"), policy or Sticky(), random.Random(seed).random)
     for number, load in enumerate(loads):
         record = Registration(
@@ -38,8 +38,8 @@ def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info:
             worker=f"w{number}",
             epoch=1,
             instance=f"i{number}",
-            slots=slots,
-            methods={"echo": MethodInfo.model_validate(info)},
+            slots=4,
+            methods={"echo": MethodInfo(slots=slots_of_task)},
             node=f"n{number % 3}",
         )
         core.registered(record, number + 1, 0.0)
@@ -126,27 +126,21 @@ def loads_of(core: RoutingCore) -> list[tuple[int, int, int]]:
     return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
 
 
-@in_rows("policy", [PowerOfTwo(), Sticky()])
-def test_policies_that_draw_two_need_not_be_asked(policy):
-    assert pool_of([0], seed=1, policy=policy).place_plain("echo") is not None
-
-
-def test_what_is_not_plain_is_left_to_the_general_way():
-    assert pool_of([0], seed=1).place_plain("unknown") is None
-    assert pool_of([4], seed=1).place_plain("echo") is None
-    assert pool_of([], seed=1).place_plain("echo") is None
-    assert pool_of([0], seed=1, policy=Mine()).place_plain("echo") is None
-    core = pool_of([0], seed=1)
+@in_rows(
+    "core, plain",
+    [
+        (pool_of([0], seed=1, policy=PowerOfTwo()), True),
+        (pool_of([0], seed=1, policy=Sticky()), True),
+        (pool_of([0], seed=1, policy=Mine()), False),
+        (pool_of([4], seed=1), False),
+        (pool_of([], seed=1), False),
+        (pool_of([0], seed=1, slots_of_task=2), False),
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_general_way(core: RoutingCore, plain: bool):
+    assert core.place_plain("unknown") is None
+    assert (core.place_plain("echo") is not None) == plain
     core.connected = False
-    assert core.place_plain("echo") is None
-
-
-def test_a_task_that_costs_more_than_a_slot_is_left_to_the_general_way():
-    core = pool_of([0], seed=1)
-    record = Registration(
-        pool="p", worker="w0", epoch=1, instance="i0", slots=4, methods={"echo": MethodInfo(slots=2)}, node="n0"
-    )
-    core.registered(record, 2, 0.0)
     assert core.place_plain("echo") is None
 
 

@@ -59,52 +59,28 @@ async def test_an_attempt_that_takes_too_long_is_cancelled_and_followed_by_anoth
         assert scene.cancelled == 2
 
 
-async def test_the_deadline_ends_the_whole_whatever_is_left_of_the_attempt() -> None:
+@in_rows(
+    "options, method, attempts, ends_at",
+    [
+        ({"timeout_s": 2, "deadline_s": 5}, "again", 3, 5),
+        ({"timeout_s": 2, "deadline_s": 60}, "once", 1, 2),
+        ({"timeout_s": 1, "deadline_s": 60, "max_attempts": 2}, "again", 2, 2),
+        ({"timeout_s": 2}, "again", 1, 2),
+        ({"deadline_s": 7}, "again", 1, 7),
+    ],
+)
+async def test_a_call_ends_with_its_last_attempt_or_at_its_deadline(
+    options: dict[str, Any], method: str, attempts: int, ends_at: float
+) -> None:
     scene = HangingTasks()
     async with cluster(scene.pool, workers=2) as client:
-        began = loop_time()
-        with pytest.raises(DeadlineExceeded) as caught:
-            await client.options(timeout_s=2, deadline_s=5).call("images.again", 100)
-        assert 4.99 <= loop_time() - began < 5.5 and caught.value.may_have_started
-        assert len(scene.began) == 3
-
-
-async def test_a_task_that_is_not_idempotent_is_not_started_again_after_its_timeout() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool) as client:
-        began = loop_time()
-        with pytest.raises(DeadlineExceeded, match="did not end within its timeout_s") as caught:
-            await client.options(timeout_s=2, deadline_s=60).call("images.once", 2)
-        assert 2 <= loop_time() - began < 2.5
-        assert caught.value.may_have_started and len(scene.began) == 1
+        began_at = loop_time()
+        with pytest.raises(DeadlineExceeded, match="timeout_s" if method == "once" else None) as caught:
+            await client.options(**options).call(f"images.{method}", 100)
+        assert ends_at - 0.01 <= loop_time() - began_at < ends_at + 0.5
+        assert caught.value.may_have_started and len(scene.began) == attempts
         await asyncio.sleep(1)
-        assert scene.cancelled == 1
-
-
-async def test_attempts_are_counted_also_when_they_time_out() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool, workers=2) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.options(timeout_s=1, deadline_s=60, max_attempts=2).call("images.again", 100)
-        assert len(scene.began) == 2
-
-
-async def test_without_a_deadline_a_call_takes_as_long_as_one_attempt() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool) as client:
-        began = loop_time()
-        with pytest.raises(DeadlineExceeded):
-            await client.options(timeout_s=2).call("images.again", 100)
-        assert 2 <= loop_time() - began < 2.5 and len(scene.began) == 1
-
-
-async def test_a_deadline_alone_limits_the_whole_and_no_attempt() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool) as client:
-        began = loop_time()
-        with pytest.raises(DeadlineExceeded):
-            await client.options(deadline_s=7).call("images.again", 100)
-        assert 6.99 <= loop_time() - began < 7.5 and len(scene.began) == 1
+        assert scene.cancelled == attempts
 
 
 async def test_a_stream_ends_at_the_first_of_both() -> None:

@@ -155,14 +155,6 @@ async def test_leaving_the_loop_early_cancels_the_task(rig: Rig) -> None:
     assert cancel[1] == task[1]
 
 
-async def test_a_cancelled_read_cancels_the_task(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    reading = asyncio.ensure_future(collect(rig.client.stream("images.items")))
-    await worker.hears(RequestOp.TASK)
-    reading.cancel()
-    await worker.hears(RequestOp.CANCEL)
-
-
 async def test_an_error_comes_after_the_items_before_it(rig: Rig) -> None:
     def failing(worker: FakeWorker, frame: Frame) -> Any:
         return [(AnswerOp.ITEM, frame[1], 0, 1), (AnswerOp.ERROR, frame[1], "task_failed", "boom", None, True)]

@@ -311,16 +311,6 @@ async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangR
 
 
 @on_gang_rig("w1", "w2", "w3")
-async def test_with_retries_the_run_is_made_again_on_the_next_generation(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
-        running = await started(rig, gang, retries=1)
-        rig.cut(worker_of(gang, 3))
-        rig.probe.go.set()
-        results = await running
-        assert results in ([f"2.{rank}" for rank in range(4)], [f"1.{rank}" for rank in range(4)])
-
-
-@on_gang_rig("w1", "w2", "w3")
 async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
         running = asyncio.ensure_future(gang.options(retries=1).run("wait"))

@@ -174,21 +174,6 @@ async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(ri
     assert (cancel[1], release[2]) == (task[1], "w1-t1")
 
 
-async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(rig: Rig) -> None:
-    worker = await rig.worker(slots=2, behave=mute(RequestOp.TASK))
-    for _ in range(2):
-        async with rig.client.choose_worker("images") as selection:
-            dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-            [*_, task] = await worker.hears(RequestOp.TASK, len(worker.heard_of(RequestOp.TASK)) + 1)
-            dispatch.cancel()
-            await turns()
-        worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
-    await turns()
-    rig.balanced()
-    async with rig.client.choose_worker("images"), rig.client.choose_worker("images"):
-        assert rig.router.metrics.statistics()["reserved_slots"] == 2
-
-
 # -- lost answers -------------------------------------------------------------------------------------------------
 
 

@@ -229,9 +229,7 @@ async def test_a_worker_of_another_pool_is_not_seen(rig: Rig) -> None:
     assert await rig.client.options(pool="sounds").call("images.echo") == ["w9", "echo"]
 
 
-async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(caplog: Any) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(rig: Rig, caplog: Any) -> None:
     await rig.known_worker("w1")
 
     def failed(level: int) -> int:
@@ -249,7 +247,6 @@ async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(capl
         await asyncio.sleep(21)
         assert failed(logging.WARNING) >= 1
         rig.hub.storage_back()
-    await rig.stop()
 
 
 @pytest.mark.router(reconcile_s=0.7)
@@ -264,9 +261,7 @@ async def test_a_heartbeat_that_is_only_read_again_is_no_sign_of_life(rig: Rig) 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_worker_that_left_after_its_last_answer_is_no_loss_to_warn_of(caplog: Any, answers: bool) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_a_worker_that_left_after_its_last_answer_is_no_loss(rig: Rig, caplog: Any, answers: bool) -> None:
     worker = await rig.worker("w1", behave=silent)
     call = asyncio.ensure_future(rig.client.options(idempotent=True, timeout_s=20).call("images.echo"))
     (task,) = await worker.hears(RequestOp.TASK)
@@ -281,4 +276,3 @@ async def test_a_worker_that_left_after_its_last_answer_is_no_loss_to_warn_of(ca
     assert known(rig) == {}
     assert any(record.__dict__.get("action") == "worker.lost" for record in caplog.records) != answers
     call.cancel()
-    await rig.stop()

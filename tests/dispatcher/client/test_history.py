@@ -122,7 +122,7 @@ async def test_each_generation_of_a_gang_is_recorded_with_its_workers_and_why_it
         assert down.generation == 1 and "w" in down.reason
 
 
-async def test_a_job_that_is_cancelled_is_recorded_once_whether_it_had_started_or_not():
+async def test_a_job_that_is_cancelled_is_recorded_whether_it_had_started_or_not():
     async with system() as seen:
         running = [await seen.client.submit("images.sleep", 60.0) for _ in range(4)]
         queued = await seen.client.submit("images.sleep", 60.0)
@@ -133,9 +133,13 @@ async def test_a_job_that_is_cancelled_is_recorded_once_whether_it_had_started_o
         stopped, record = await seen.told(job=running[0].id)
         assert (stopped.kind, stopped.reason) == (HistoryKind.ATTEMPT_ENDED, "task_cancelled")
         assert (record.kind, record.attempt, record.worker) == (HistoryKind.JOB_CANCELLED, 1, "w1")
-        delayed = await seen.client.options(delay_s=3600.0).submit("images.sleep", 60.0)
-        assert await delayed.cancel() and not await delayed.cancel()
-        (record,) = await seen.told(job=delayed.id)
+
+
+async def test_a_delayed_job_that_is_cancelled_before_it_is_due_is_recorded_once():
+    async with system() as seen:
+        job = await seen.client.options(delay_s=3600.0).submit("images.sleep", 60.0)
+        assert await job.cancel() and not await job.cancel()
+        (record,) = await seen.told(job=job.id)
         assert (record.kind, record.attempt, record.endpoint) == (HistoryKind.JOB_CANCELLED, 0, "images")
 
 

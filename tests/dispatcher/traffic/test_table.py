@@ -43,6 +43,11 @@ class FollowedTable:
         body = route if isinstance(route, bytes) else codec.to_json(route)
         await (await self.bucket()).put(endpoint, body)
 
+    async def change(self, endpoint: str, route: object) -> None:
+        """Put it, and wait well within a second."""
+        await self.put(endpoint, route)
+        await self.soon()
+
     async def listen_to_events(self) -> None:
         def heard(message: Message) -> None:
             self.events.append(RouteEvent.model_validate_json(message.data))
@@ -92,10 +97,8 @@ async def test_routes_that_stand_are_pulled_at_the_start(rig: FollowedTable) -> 
 
 async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later(rig: FollowedTable) -> None:
     await rig.table.ready()
-    await rig.put("resize", {"to": {"v1": 1}})
-    await rig.soon()
-    await rig.put("resize", {"to": {"v2": 1}})
-    await rig.soon()
+    await rig.change("resize", {"to": {"v1": 1}})
+    await rig.change("resize", {"to": {"v2": 1}})
     await (await rig.bucket()).delete("resize")
     await rig.soon()
     assert rig.told == [("resize", RouteRecord(to={"v1": 1})), ("resize", RouteRecord(to={"v2": 1})), ("resize", None)]
@@ -120,8 +123,7 @@ async def test_a_value_that_cannot_be_followed_changes_nothing(rig: FollowedTabl
     await rig.listen_to_events()
     await rig.put("resize", {"to": {"v1": 90, "v2": 10}})
     await rig.table.ready()
-    await rig.put("resize", value)
-    await rig.soon()
+    await rig.change("resize", value)
     assert rig.table.pools("resize") == {"v1": 90.0, "v2": 10.0}
     assert says in rig.table.statistics()["refused"]["resize"]
     [event] = rig.events
@@ -129,8 +131,7 @@ async def test_a_value_that_cannot_be_followed_changes_nothing(rig: FollowedTabl
     assert says in event.error
     await asyncio.sleep(30)  # reconciled several times: said once
     assert len(rig.events) == 1
-    await rig.put("resize", {"to": {"v2": 1}})
-    await rig.soon()
+    await rig.change("resize", {"to": {"v2": 1}})
     assert rig.table.pools("resize") == {"v2": 1.0}
     assert rig.table.statistics()["refused"] == {}
 
@@ -167,8 +168,7 @@ async def test_without_storage_the_routes_that_are_known_stay(rig: FollowedTable
     await asyncio.sleep(60)
     assert rig.table.pools("resize") == {"v1": 1.0}
     rig.hub.storage_back()
-    await rig.put("resize", {"to": {"v2": 1}})
-    await rig.soon()
+    await rig.change("resize", {"to": {"v2": 1}})
     assert rig.table.pools("resize") == {"v2": 1.0}
 
 
@@ -222,8 +222,7 @@ async def test_a_listener_that_raises_does_not_keep_others_from_hearing(rig: Fol
     late: list[str] = []
     rig.table.listen(lambda endpoint, _record: late.append(endpoint))
     await rig.table.ready()
-    await rig.put("a", {"to": {"x": 1}})
-    await rig.soon()
+    await rig.change("a", {"to": {"x": 1}})
     assert late == ["a"]
     end()
     end()

@@ -14,6 +14,11 @@ PATIENCE_S: Final = 60.0
 """How long tests wait before a wait counts as a hang. Not a measure of speed: a busy machine may take most of it."""
 
 
+def loop_time() -> float:
+    """What the clock of the running loop shows."""
+    return asyncio.get_running_loop().time()
+
+
 async def until(
     holds: Callable[[], object | Awaitable[object]],
     what: str | Callable[[], str] = "",

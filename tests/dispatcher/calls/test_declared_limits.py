@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from gangline.schemas.wire import codec
 from gangline.testing.in_memory import Cluster, cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.dispatcher.fakes import give_up
+from ...waiting import loop_time
+
 
 class LimitedTask:
     def __init__(self, slots: int = 4, **policy: Any) -> None:
@@ -24,7 +29,7 @@ class LimitedTask:
 
         @pool.task(**policy)
         async def work(seconds: float = 1.0) -> None:
-            self.starts.append(asyncio.get_running_loop().time())
+            self.starts.append(loop_time())
             self.running += 1
             self.most = max(self.most, self.running)
             try:
@@ -34,45 +39,45 @@ class LimitedTask:
 
         @pool.task
         async def other() -> float:
-            return asyncio.get_running_loop().time()
+            return loop_time()
 
-    def check(self, running: Cluster) -> None:
-        for worker in running.workers.values():
-            worker.core.check()
+    @contextlib.asynccontextmanager
+    async def served(self, *clients: str, **options: Any) -> AsyncIterator[tuple[Cluster, list[Client]]]:
+        """A cluster of the pool, and its client and these; in the end, the books of all workers are straight."""
+        running = cluster(self.pool, **options)
+        async with running as client, contextlib.AsyncExitStack() as stack:
+            others = [Client(running.hub.connect(name), names=running.names) for name in clients]
+            yield running, [client, *[await stack.enter_async_context(each) for each in others]]
+            for worker in running.workers.values():
+                worker.core.check()
 
 
 async def test_calls_of_several_routers_wait_for_each_other_and_not_in_the_way_of_other_tasks() -> None:
     scene = LimitedTask(max_running=2)
-    running = cluster(scene.pool)
-    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+    async with scene.served("second") as (running, (client, second)):
         calls = [asyncio.ensure_future(each.call("p.work")) for each in (client, second) * 4]
         await asyncio.sleep(0.5)
-        scene.check(running)
         assert scene.running == 2
-        began = asyncio.get_running_loop().time()
+        began = loop_time()
         assert await client.call("p.other") - began < 0.1, "the line of `work` holds it up"
         await asyncio.gather(*calls)
-        scene.check(running)
     assert (scene.most, len(scene.starts)) == (2, 8)
     assert scene.starts[-1] - scene.starts[0] < 3.5, "a router is invited when one has ended"
 
 
 async def test_the_limit_holds_over_all_workers_and_routers() -> None:
     scene = LimitedTask(max_running=2)
-    running = cluster(scene.pool, workers=3)
-    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
-        began = asyncio.get_running_loop().time()
+    async with scene.served("second", workers=3) as (running, (client, second)):
+        began = loop_time()
         await asyncio.gather(*(each.call("p.work", 0.5) for each in (client, second) * 8))
-        took = asyncio.get_running_loop().time() - began
-        scene.check(running)
+        took = loop_time() - began
     assert (scene.most, len(scene.starts)) == (2, 16)
     assert took < 6.0, "both shares are in use nearly all the time"
 
 
 async def test_a_worker_that_somebody_insists_on_gets_a_share() -> None:
     scene = LimitedTask(max_running=1)
-    running = cluster(scene.pool, workers=3)
-    async with running as client:
+    async with scene.served(workers=3) as (running, (client,)):
         await client.call("p.work", 0.0)
         for worker in running.workers.values():
             bus = running.hub.connect(f"cli {worker.id}")
@@ -94,23 +99,20 @@ async def test_a_worker_that_somebody_insists_on_gets_a_share() -> None:
 
 async def test_the_share_of_a_killed_worker_goes_to_the_others() -> None:
     scene = LimitedTask(max_running=1)
-    running = cluster(scene.pool, workers=2)
-    async with running as client:
+    async with scene.served(workers=2) as (running, (client,)):
         await asyncio.sleep(6.0)  # past the time in which nobody is taken for dead
         busy = asyncio.ensure_future(client.call("p.work", 100.0))
         await asyncio.sleep(0.1)
         (holder,) = [each for each in running.workers.values() if each.core.tasks]
         await holder.abort()
         await client.options(timeout_s=15.0).call("p.work", 0.1)
-        busy.cancel()
-        await asyncio.wait([busy])
+        await give_up(busy)
     assert len(scene.starts) >= 2
 
 
 async def test_a_pool_without_a_limit_writes_no_shares_and_listens_for_none() -> None:
     scene = LimitedTask()
-    running = cluster(scene.pool)
-    async with running as client:
+    async with scene.served() as (running, (client,)):
         await client.call("p.work", 0.0)
         (worker,) = running.workers.values()
         assert worker._worker_server is not None
@@ -120,13 +122,11 @@ async def test_a_pool_without_a_limit_writes_no_shares_and_listens_for_none() ->
 
 async def test_calls_of_one_key_are_limited_and_others_are_not() -> None:
     scene = LimitedTask(per_key=1)
-    running = cluster(scene.pool)
-    async with running as client:
+    async with scene.served() as (running, (client,)):
         keyed = [client.options(key=key).call("p.work") for key in ("a", "a", "b")]
         calls = [asyncio.ensure_future(call) for call in (*keyed, client.call("p.work"))]
         await asyncio.sleep(0.5)
         assert scene.running == 3
-        scene.check(running)
         await asyncio.gather(*calls)
 
 
@@ -153,13 +153,11 @@ def within(rate: float, times: list[float]) -> bool:
 )
 async def test_the_rate_holds_over_all_workers_and_routers_for_calls_and_submissions(rate: float) -> None:
     scene, count = LimitedTask(slots=50, rate_per_s=rate), int(rate)
-    running = cluster(scene.pool, workers=3, dispatcher=True)
-    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+    async with scene.served("second", workers=3, dispatcher=True) as (running, (client, second)):
         jobs = await client.submit_many("p.work", [{"seconds": 0.0}] * count)
         calls = [each.options(timeout_s=60.0).call("p.work", 0.0) for each in (client, second) for _ in range(count)]
         await asyncio.gather(*calls, *(job.result() for job in jobs))
         assert [(await job.status()).attempts for job in jobs] == [1] * count, "a refusal is no attempt"
-        scene.check(running)
     assert len(scene.starts) == 3 * count and within(rate, scene.starts)
     took = scene.starts[-1] - scene.starts[0]
     assert took < 1.5 * 3 * count / rate, "units are in use most of the time"
@@ -167,11 +165,9 @@ async def test_the_rate_holds_over_all_workers_and_routers_for_calls_and_submiss
 
 async def test_a_rate_and_max_running_together_hold_over_all_workers_and_nobody_waits_for_ever() -> None:
     scene = LimitedTask(rate_per_s=4.0, max_running=1)
-    running = cluster(scene.pool, workers=3)
-    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+    async with scene.served("second", workers=3) as (running, (client, second)):
         calls = [each.options(timeout_s=60.0).call("p.work", 0.05) for each in (client, second) for _ in range(8)]
         await asyncio.gather(*calls)
-        scene.check(running)
         told = [await client.stats(str(worker.id)) for worker in running.workers.values()]
         assert all([(each.per_s, each.limit) for each in stats.limits] == [(None, 1), (4.0, 1)] for stats in told)
     assert len(scene.starts) == 16 and within(4.0, scene.starts) and scene.most == 1
@@ -180,8 +176,7 @@ async def test_a_rate_and_max_running_together_hold_over_all_workers_and_nobody_
 
 async def test_after_a_restart_of_the_only_worker_the_rate_still_holds() -> None:
     scene = LimitedTask(rate_per_s=0.5)
-    running = cluster(scene.pool)
-    async with running as client:
+    async with scene.served() as (running, (client,)):
         await client.call("p.work", 0.0)
         (worker,) = running.workers.values()
         await worker.stop()
@@ -203,14 +198,12 @@ async def test_a_call_that_may_not_wait_is_refused_and_told_why() -> None:
 
 async def test_a_lease_is_no_way_round_the_limit() -> None:
     scene = LimitedTask(max_running=1)
-    running = cluster(scene.pool)
-    async with running as client:
+    async with scene.served() as (running, (client,)):
         async with client.lease("p", slots=2, wait=False) as lease:
             busy = asyncio.ensure_future(lease.call("work"))
             await asyncio.sleep(0.1)
-            with pytest.raises(LeaseBusy):
-                await lease.call("work")
-            scene.check(running)
+            with pytest.raises(LeaseBusy, match="limit"):
+                await lease.call("p.work")
             await busy
             await lease.call("work")
         busy = asyncio.ensure_future(client.call("p.work"))
@@ -219,42 +212,35 @@ async def test_a_lease_is_no_way_round_the_limit() -> None:
             await client.dispatch(selection, "work")
         await busy
         assert scene.most == 1
-        scene.check(running)
 
 
 async def test_calls_and_submissions_share_the_limit() -> None:
     scene = LimitedTask(max_running=2)
-    running = cluster(scene.pool, dispatcher=True)
-    async with running as client:
+    async with scene.served(dispatcher=True) as (running, (client,)):
         jobs = await client.submit_many("p.work", [{"seconds": 0.5}] * 6)
         calls = [asyncio.ensure_future(client.call("p.work", 0.5)) for _ in range(6)]
         await asyncio.gather(*calls, *(job.result() for job in jobs))
         assert [(await job.status()).attempts for job in jobs] == [1] * 6, "a refusal is no attempt"
-        scene.check(running)
     assert (scene.most, len(scene.starts)) == (2, 12)
 
 
 async def test_a_queue_comes_back_to_the_worker_that_has_got_the_unit_though_no_slot_may_be_kept() -> None:
     scene = LimitedTask(slots=1, max_running=1)
-    running = cluster(scene.pool, workers=3, dispatcher=True)
-    async with running as client:
-        loop = asyncio.get_running_loop()
+    async with scene.served(workers=3, dispatcher=True) as (running, (client,)):
         waits: list[float] = []
         for _ in range(8):
             await client.call("p.other")  # the worker without the unit may be the next
-            began = loop.time()
+            began = loop_time()
             job = await client.submit("p.work", 0.0)
             async with asyncio.timeout(60):
                 await job.result()
             waits.append(scene.starts[-1] - began)
-        scene.check(running)
     assert max(waits) < 0.5, waits
 
 
 async def test_a_plain_request_above_the_limit_is_told_so() -> None:
     scene = LimitedTask(max_running=1)
-    running = cluster(scene.pool)
-    async with running as client:
+    async with scene.served() as (running, (client,)):
         busy = asyncio.ensure_future(client.call("p.work"))
         await asyncio.sleep(0.1)
         bus = running.hub.connect("cli")
@@ -279,14 +265,11 @@ async def test_a_call_on_a_lease_waits_for_its_share_of_a_limit(policy: dict[str
     assert len(scene.starts) == 9
 
 
-async def test_a_call_on_a_lease_that_does_not_wait_is_refused_while_its_task_is_at_its_limit() -> None:
+async def test_a_call_on_a_lease_waits_until_its_deadline_while_its_task_is_at_its_limit() -> None:
     scene = LimitedTask(slots=4, max_running=1)
     async with cluster(scene.pool) as client:
         running = asyncio.ensure_future(client.call("p.work", 5.0))
         await asyncio.sleep(0.1)
-        async with client.lease("p", wait=False) as lease:
-            with pytest.raises(LeaseBusy, match="limit"):
-                await lease.call("p.work", 0.0)
         async with client.options(deadline_s=2).lease("p") as lease:
             with pytest.raises(DeadlineExceeded) as caught:
                 await lease.call("p.work", 0.0)

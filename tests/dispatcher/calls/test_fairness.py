@@ -17,6 +17,7 @@ from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ...scale import repetitions
+from ...support.dispatcher.fakes import give_up
 
 
 @pytest.mark.parametrize("seed", range(1, 1 + repetitions(1, whole=2)))
@@ -55,9 +56,7 @@ async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: in
         asking += [asyncio.ensure_future(ask("second", second)) for _ in range(8)]
         done.clear()
         await asyncio.sleep(seconds)
-        for one in asking:
-            one.cancel()
-        await asyncio.wait(asking)
+        await give_up(*asking)
     assert done.total() > 0.85 * 4 * seconds / 0.05, "the slots are in use all the time"
     # Whoever is told of a free slot first has it: by chance, so that shares of 10 s lie some 0.07 around a half.
     assert 0.33 < done["first"] / done.total() < 0.67, done

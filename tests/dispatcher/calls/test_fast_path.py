@@ -13,13 +13,14 @@ from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
+from gangline.schemas.errors.base import InvalidRequest, PayloadTooLarge
 from gangline.schemas.records.workers import MethodInfo, Registration
-from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
+from gangline.schemas.wire.frames import Reason, RequestOp
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.fakes import Rig, on_rig, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, rejects, turns
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 
 class Mine(Sticky):
@@ -29,7 +30,7 @@ class Mine(Sticky):
         return super().choose(candidates, request)
 
 
-def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info: object) -> RoutingCore:
+def pool_of(loads: list[int], *, seed: int, policy=None, slots_of_task: int = 1) -> RoutingCore:
     core = RoutingCore("p", RouterSettings(node="n0"), policy or Sticky(), random.Random(seed).random)
     for number, load in enumerate(loads):
         record = Registration(
@@ -37,8 +38,8 @@ def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info:
             worker=f"w{number}",
             epoch=1,
             instance=f"i{number}",
-            slots=slots,
-            methods={"echo": MethodInfo.model_validate(info)},
+            slots=4,
+            methods={"echo": MethodInfo(slots=slots_of_task)},
             node=f"n{number % 3}",
         )
         core.registered(record, number + 1, 0.0)
@@ -125,27 +126,21 @@ def loads_of(core: RoutingCore) -> list[tuple[int, int, int]]:
     return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
 
 
-@in_rows("policy", [PowerOfTwo(), Sticky()])
-def test_policies_that_draw_two_need_not_be_asked(policy):
-    assert pool_of([0], seed=1, policy=policy).place_plain("echo") is not None
-
-
-def test_what_is_not_plain_is_left_to_the_general_way():
-    assert pool_of([0], seed=1).place_plain("unknown") is None
-    assert pool_of([4], seed=1).place_plain("echo") is None
-    assert pool_of([], seed=1).place_plain("echo") is None
-    assert pool_of([0], seed=1, policy=Mine()).place_plain("echo") is None
-    core = pool_of([0], seed=1)
+@in_rows(
+    "core, plain",
+    [
+        (pool_of([0], seed=1, policy=PowerOfTwo()), True),
+        (pool_of([0], seed=1, policy=Sticky()), True),
+        (pool_of([0], seed=1, policy=Mine()), False),
+        (pool_of([4], seed=1), False),
+        (pool_of([], seed=1), False),
+        (pool_of([0], seed=1, slots_of_task=2), False),
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_general_way(core: RoutingCore, plain: bool):
+    assert core.place_plain("unknown") is None
+    assert (core.place_plain("echo") is not None) == plain
     core.connected = False
-    assert core.place_plain("echo") is None
-
-
-def test_a_task_that_costs_more_than_a_slot_is_left_to_the_general_way():
-    core = pool_of([0], seed=1)
-    record = Registration(
-        pool="p", worker="w0", epoch=1, instance="i0", slots=4, methods={"echo": MethodInfo(slots=2)}, node="n0"
-    )
-    core.registered(record, 2, 0.0)
     assert core.place_plain("echo") is None
 
 
@@ -162,101 +157,23 @@ def test_nobody_is_overtaken_by_the_short_way():
 # -- the same fates as by the general way, after a first call that opens the pool --------------------------------------
 
 
-async def warm(rig: Rig) -> None:
-    assert await rig.client.call("images.echo", 0) is not None
-
-
 def counts(rig: Rig) -> tuple[int, int]:
     numbers = rig.router.metrics.statistics()
     return numbers["requests"], numbers["errors"]
 
 
-@on_rig()
-async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    assert await rig.client.call("images.echo", 1, x=2) == ["w1", "echo"]
-    assert worker.heard[-1][2:5] == ["echo", [1], {"x": 2}]
-    assert counts(rig) == (2, 0)
-    worker.behave = lambda _, frame: [(AnswerOp.ERROR, frame[1], "task_failed", "no", None, True)]
-    with pytest.raises(TaskFailed):
-        await rig.client.call("images.echo", 1)
-    assert counts(rig) == (3, 1)
-    rig.balanced()
-
-
-@on_rig()
 async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
-    first = await rig.worker("w1")
-    await warm(rig)
+    first = await rig.known_worker("w1")
     second = await rig.worker("w2", behave=rejects(Reason.FULL))
     first.behave = rejects(Reason.FULL, 1)
     assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
     tries = [frame for worker in (first, second) for frame in worker.heard[-2:] if frame[3] == [1]]
     assert max(frame[9]["attempt"] for frame in tries if frame[9]) >= 2
     assert counts(rig) == (2, 0)
-    rig.balanced()
 
 
-@on_rig()
-async def test_a_stale_epoch_is_asked_again_there_at_once(rig: Rig) -> None:
-    worker = await rig.worker(behave=rejects(Reason.STALE, 0))
-    await warm(rig)
-    worker.behave = rejects(Reason.STALE, 1)
-    assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await worker.hears(RequestOp.TASK, 2)
-    worker.stop_beating()
-    with pytest.raises(WorkerLost) as caught:
-        await call
-    assert caught.value.may_have_started
-    rig.balanced()
-
-
-@on_rig()
-async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.again", 1))
-    await worker.hears(RequestOp.TASK, 2)
-    await rig.worker("w2")
-    worker.stop_beating()
-    assert await call == ["w2", "again"]
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    [_, sent] = await worker.hears(RequestOp.TASK, 2)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    [cancel] = await worker.hears(RequestOp.CANCEL)
-    assert cancel[1] == sent[1]
-    assert rig.router.pools["images"].core.placed == 1
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-    await turns()
-    assert counts(rig) == (2, 1)
-    rig.balanced()
-
-
-@on_rig()
 async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     await turns()  # else it were sent at once, see the last test
     fast_path = rig.router._fast_path
     flight = fast_path.launch("images.echo", (1,), {}, CallOptions(), 0)
@@ -264,70 +181,34 @@ async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None
     await turns()
     assert len(worker.heard) == 1
     assert counts(rig) == (2, 1)
-    rig.balanced()
 
 
-@on_rig()
-async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await worker.hears(RequestOp.TASK, 2)
-    await rig.client.close()
-    with pytest.raises(ClosedError) as caught:
-        await call
-    assert caught.value.may_have_started
-    with pytest.raises(ClosedError):
-        await rig.client.call("images.echo", 1)
-
-
-@on_rig()
-async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    rig.hub.disconnect(rig.bus)
-    call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await asyncio.sleep(0.5)
-    assert len(worker.heard) == 1 and not call.done()
-    rig.hub.reconnect(rig.bus)
-    assert await call == ["w1", "echo"]
-    rig.balanced()
-
-
-@on_rig()
 async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(rig: Rig) -> None:
-    await rig.worker()
-    await warm(rig)
+    await rig.known_worker()
     with pytest.raises(InvalidRequest):
         await rig.client.call("images.echo", object())
     with pytest.raises(PayloadTooLarge):
         await rig.client.call("images.echo", b"x" * rig.hub.max_payload)
     assert counts(rig) == (3, 2)
-    rig.balanced()
 
 
-@on_rig(default_timeout_s=2.0)
+@pytest.mark.router(default_timeout_s=2.0)
 async def test_a_default_deadline_travels_with_every_call(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     await rig.client.call("images.echo", 1)
     assert [frame[5] for frame in worker.heard] == [2000, 2000]
 
 
-@on_rig()
 async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    with deadline(asyncio.get_running_loop().time() + 3):
+    worker = await rig.known_worker()
+    with deadline(loop_time() + 3):
         await rig.client.call("images.echo", 1)
     assert worker.heard[-1][5] == 3000
 
 
-@on_rig()
 async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> None:
     workers = [await rig.worker(name) for name in ("w1", "w2", "w3")]
-    await warm(rig)
+    await rig.client.call("images.echo", 0)
     for worker in workers:
         worker.heard.clear()
     keyed = rig.client.options(key="k")
@@ -369,25 +250,18 @@ def test_options_with_a_key_are_what_they_are_when_made_at_once(options, key):
 
 
 @pytest.mark.parametrize("options", [{"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
-def test_options_that_ask_for_something_are_not_plain(options, monkeypatch):
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        await rig.worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
-        await warm(rig)
-        fast_path = rig.router._fast_path
-        with monkeypatch.context() as patch:
-            patch.setattr(fast_path, "launch", None)
-            assert await rig.router.call("images.echo", options=CallOptions(**options)) == ["w1", "echo"]
-        flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
-        assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
-
-    asyncio.run(run())
+async def test_options_that_ask_for_something_are_not_plain(rig: Rig, options, monkeypatch) -> None:
+    await rig.known_worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
+    fast_path = rig.router._fast_path
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_path, "launch", None)
+        assert await rig.router.call("images.echo", options=CallOptions(**options)) == ["w1", "echo"]
+    flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
+    assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
 
 
-@on_rig()
 async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_message(rig: Rig) -> None:
-    worker = await rig.worker(slots=50)
-    await warm(rig)
+    worker = await rig.known_worker(slots=50)
     prompt, prompted = rig.bus.prompt, []
     rig.bus.prompt = lambda publish: (prompted.append(publish), prompt(publish))
     for number in range(5):
@@ -400,4 +274,3 @@ async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_me
     await asyncio.sleep(1)
     await rig.client.call("images.echo")
     assert len(prompted) == 5  # nobody has just been answered
-    rig.balanced()

@@ -14,6 +14,7 @@ from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 
 class HangingTasks:
@@ -25,7 +26,7 @@ class HangingTasks:
         self.cancelled = 0
 
         async def hang_until(attempts: int) -> int:
-            self.began.append(asyncio.get_running_loop().time())
+            self.began.append(loop_time())
             if len(self.began) < attempts:
                 try:
                     await asyncio.sleep(1000)
@@ -49,76 +50,48 @@ class HangingTasks:
                 await asyncio.sleep(10)
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 async def test_an_attempt_that_takes_too_long_is_cancelled_and_followed_by_another() -> None:
     scene = HangingTasks()
     async with cluster(scene.pool, workers=2) as client:
-        began = now()
+        began = loop_time()
         assert await client.options(timeout_s=2, deadline_s=60).call("images.again", 3) == 3
-        assert 4 <= now() - began < 10
+        assert 4 <= loop_time() - began < 10
         assert scene.cancelled == 2
 
 
-async def test_the_deadline_ends_the_whole_whatever_is_left_of_the_attempt() -> None:
+@in_rows(
+    "options, method, attempts, ends_at",
+    [
+        ({"timeout_s": 2, "deadline_s": 5}, "again", 3, 5),
+        ({"timeout_s": 2, "deadline_s": 60}, "once", 1, 2),
+        ({"timeout_s": 1, "deadline_s": 60, "max_attempts": 2}, "again", 2, 2),
+        ({"timeout_s": 2}, "again", 1, 2),
+        ({"deadline_s": 7}, "again", 1, 7),
+    ],
+)
+async def test_a_call_ends_with_its_last_attempt_or_at_its_deadline(
+    options: dict[str, Any], method: str, attempts: int, ends_at: float
+) -> None:
     scene = HangingTasks()
     async with cluster(scene.pool, workers=2) as client:
-        began = now()
-        with pytest.raises(DeadlineExceeded) as caught:
-            await client.options(timeout_s=2, deadline_s=5).call("images.again", 100)
-        assert 4.99 <= now() - began < 5.5 and caught.value.may_have_started
-        assert len(scene.began) == 3
-
-
-async def test_a_task_that_is_not_idempotent_is_not_started_again_after_its_timeout() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool) as client:
-        began = now()
-        with pytest.raises(DeadlineExceeded, match="did not end within its timeout_s") as caught:
-            await client.options(timeout_s=2, deadline_s=60).call("images.once", 2)
-        assert 2 <= now() - began < 2.5
-        assert caught.value.may_have_started and len(scene.began) == 1
+        began_at = loop_time()
+        with pytest.raises(DeadlineExceeded, match="timeout_s" if method == "once" else None) as caught:
+            await client.options(**options).call(f"images.{method}", 100)
+        assert ends_at - 0.01 <= loop_time() - began_at < ends_at + 0.5
+        assert caught.value.may_have_started and len(scene.began) == attempts
         await asyncio.sleep(1)
-        assert scene.cancelled == 1
-
-
-async def test_attempts_are_counted_also_when_they_time_out() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool, workers=2) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.options(timeout_s=1, deadline_s=60, max_attempts=2).call("images.again", 100)
-        assert len(scene.began) == 2
-
-
-async def test_without_a_deadline_a_call_takes_as_long_as_one_attempt() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool) as client:
-        began = now()
-        with pytest.raises(DeadlineExceeded):
-            await client.options(timeout_s=2).call("images.again", 100)
-        assert 2 <= now() - began < 2.5 and len(scene.began) == 1
-
-
-async def test_a_deadline_alone_limits_the_whole_and_no_attempt() -> None:
-    scene = HangingTasks()
-    async with cluster(scene.pool) as client:
-        began = now()
-        with pytest.raises(DeadlineExceeded):
-            await client.options(deadline_s=7).call("images.again", 100)
-        assert 6.99 <= now() - began < 7.5 and len(scene.began) == 1
+        assert scene.cancelled == attempts
 
 
 async def test_a_stream_ends_at_the_first_of_both() -> None:
     scene = HangingTasks()
     async with cluster(scene.pool) as client:
         for options, last in (({"timeout_s": 15, "deadline_s": 60}, 15), ({"timeout_s": 60, "deadline_s": 25}, 25)):
-            began, items = now(), []
+            began, items = loop_time(), []
             with pytest.raises(DeadlineExceeded):
                 async for item in client.options(**options).stream("images.count", 100):
                     items.append(item)
-            assert last - 0.01 <= now() - began < last + 0.5
+            assert last - 0.01 <= loop_time() - began < last + 0.5
             assert items == list(range(1 + last // 10))
 
 
@@ -127,28 +100,28 @@ async def test_calls_on_a_lease_and_on_a_selection_have_both_limits() -> None:
     async with cluster(scene.pool) as client:
         bound = client.options(timeout_s=2, deadline_s=60)
         async with bound.lease("images", slots=1) as lease:
-            began = now()
+            began = loop_time()
             with pytest.raises(DeadlineExceeded, match="timeout_s"):
                 await lease.call("once", 100)
-            assert 2 <= now() - began < 2.5
+            assert 2 <= loop_time() - began < 2.5
         async with bound.choose_worker("images") as selection:
-            began = now()
+            began = loop_time()
             with pytest.raises(DeadlineExceeded, match="timeout_s"):
                 await bound.dispatch(selection, "once", 100)
-            assert 2 <= now() - began < 2.5
+            assert 2 <= loop_time() - began < 2.5
 
 
 async def test_a_run_of_a_gang_has_both_limits() -> None:
     scene = HangingTasks()
     async with cluster(scene.pool, coordinator=True) as client, client.gang(pool="images", size=1) as gang:
-        began = now()
+        began = loop_time()
         with pytest.raises(DeadlineExceeded, match="timeout_s"):
             await gang.options(timeout_s=2, deadline_s=60).run("once", 100)
-        assert 2 <= now() - began < 3
-        began = now()
+        assert 2 <= loop_time() - began < 3
+        began = loop_time()
         with pytest.raises(DeadlineExceeded):
             await gang.options(deadline_s=4).run("once", 100)
-        assert 3.99 <= now() - began < 5
+        assert 3.99 <= loop_time() - began < 5
 
 
 async def test_a_submitted_task_has_both_limits() -> None:
@@ -157,11 +130,11 @@ async def test_a_submitted_task_has_both_limits() -> None:
         job = await client.options(timeout_s=2, deadline_s=60, backoff_s=0.1).submit("images.again", 3)
         assert await job.result() == 3
         scene.began.clear()
-        began = now()
+        began = loop_time()
         job = await client.options(timeout_s=2, deadline_s=5, backoff_s=0.1).submit("images.again", 100)
         with pytest.raises(JobDead, match="expired"):
             await job.result()
-        assert now() - began < 8
+        assert loop_time() - began < 8
 
 
 @in_rows(

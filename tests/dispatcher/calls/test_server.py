@@ -10,34 +10,21 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from gangline.bus.nats_bus import connect as connect_bus
-from gangline.bus.settings.connection import ConnectionSettings
-from gangline.dispatcher.client.client import Client, connect
+from gangline import errors
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.gateway.gateway import Gateway
-from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import (
-    DeadlineExceeded,
-    GanglineError,
-    InvalidArguments,
-    NoWorkers,
-    PayloadTooLarge,
-    TaskFailed,
-    UnknownMethod,
-    WorkerLost,
-)
-from gangline.schemas.names import Names, public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.wire import codec, headers
 from gangline.worker.context.task_context import current_task
-from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-from gangline.worker.service import Worker
 
 from ...processes import ForkedProcess, ForkServer
+from ...support.dispatcher.server_rig import ServerRig, server_rig
 from ...waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.server
@@ -71,148 +58,114 @@ def make_pool(slots: int = 4) -> Pool:
     return pool
 
 
-@contextlib.asynccontextmanager
-async def worker(url: str, namespace: str, name: str, pool: Pool | None = None) -> AsyncIterator[Worker]:
-    bus = await connect_bus(ConnectionSettings.from_url(url), name=name)
-    try:
-        async with Worker(
-            pool or make_pool(), bus=bus, names=Names(namespace), settings=WorkerSettings(id=name, node=name)
-        ) as running:
-            yield running
-    finally:
-        await bus.close()
+async def test_every_way_of_running_a_task(server: ServerRig) -> None:
+    one, two = [await server.worker(name, make_pool()) for name in ("w1", "w2")]
+    client = await server.client()
+    assert await client.call("images.echo", {"a": [1, b"x"]}) == {"a": [1, b"x"]}
+    names = await asyncio.gather(*(client.call("images.who", n) for n in range(200)))
+    assert 60 < names.count("w1") < 140
+    async with client.choose_worker("images") as selection:
+        assert f"images.{await client.dispatch(selection, 'who')}" == selection.worker
+    async with client.lease("images", slots=3, ledger="sync") as lease:
+
+        async def recorded() -> bool:  # the ledger follows the selection's end a moment later
+            return [(each.token, each.slots) for each in await client.leases()] == [(public_id(lease.token), 3)]
+
+        await until(recorded)
+        ran = await asyncio.gather(*(lease.call("who", n) for n in range(20)))
+        assert {f"images.{name}" for name in ran} == {lease.worker}
+        assert [item async for item in lease.stream("count", 100)] == list(range(100))
+    assert [item async for item in client.stream("images.count", 1000)] == list(range(1000))
+    await until(lambda: one.statistics().load[:2] == two.statistics().load[:2] == (0, 0))
+
+    async def forgotten() -> bool:
+        return not await client.leases()
+
+    await until(forgotten)
 
 
-@contextlib.asynccontextmanager
-async def client_of(url: str, namespace: str, **settings: Any) -> AsyncIterator[Client]:
-    async with connect(url, namespace=namespace, settings=RouterSettings(node="", zone="", **settings)) as client:
-        yield client
+async def test_every_error_of_a_call(server: ServerRig) -> None:
+    await server.worker("w1", make_pool())
+    client = await server.client()
+    with pytest.raises(errors.TaskFailed, match="as asked") as caught:
+        await client.call("images.fails")
+    assert caught.value.remote_type == "ValueError" and "raise ValueError" in caught.value.remote_traceback
+    with pytest.raises(errors.UnknownMethod, match="count, echo, fails, nap, who"):
+        await client.call("images.nope")
+    with pytest.raises(errors.InvalidArguments):
+        await client.call("images.nap", "long")
+    with pytest.raises(errors.PayloadTooLarge):
+        await client.call("images.echo", b"x" * 2_000_000)
+    with pytest.raises(errors.DeadlineExceeded) as late:
+        await client.options(timeout_s=0.2).call("images.nap", 10)
+    assert late.value.may_have_started
+    with pytest.raises(errors.NoWorkers):
+        await client.call("nobody.echo")
+    assert await client.call("images.echo", 1) == 1
 
 
-async def test_every_way_of_running_a_task(nats_url: str, namespace: str) -> None:
-    async with (
-        worker(nats_url, namespace, "w1") as one,
-        worker(nats_url, namespace, "w2") as two,
-        client_of(nats_url, namespace) as client,
-    ):
-        assert await client.call("images.echo", {"a": [1, b"x"]}) == {"a": [1, b"x"]}
-        names = await asyncio.gather(*(client.call("images.who", n) for n in range(200)))
-        assert 60 < names.count("w1") < 140
-        async with client.choose_worker("images") as selection:
-            assert f"images.{await client.dispatch(selection, 'who')}" == selection.worker
-        async with client.lease("images", slots=3, ledger="sync") as lease:
+async def test_sessions_and_models_stick(server: ServerRig) -> None:
+    pool = Pool("images", slots=8, max_models=2)
 
-            async def recorded() -> bool:  # the ledger follows the selection's end a moment later
-                return [(each.token, each.slots) for each in await client.leases()] == [(public_id(lease.token), 3)]
+    @pool.model_loader
+    async def load(model_id: str) -> str:
+        return f"{model_id} loaded"
 
-            await until(recorded)
-            assert set(await asyncio.gather(*(lease.call("who", n) for n in range(20)))) == {
-                lease.worker.removeprefix("images.")
-            }
-            assert [item async for item in lease.stream("count", 100)] == list(range(100))
-        assert [item async for item in client.stream("images.count", 1000)] == list(range(1000))
-        await until(lambda: one.statistics().load[:2] == two.statistics().load[:2] == (0, 0))
+    @pool.task
+    async def who() -> str:
+        task = current_task()
+        if task.model_id is not None:
+            await task.model()
+        return task.worker
 
-        async def forgotten() -> bool:
-            return not await client.leases()
-
-        await until(forgotten)
-
-
-async def test_every_error_of_a_call(nats_url: str, namespace: str) -> None:
-    async with worker(nats_url, namespace, "w1"), client_of(nats_url, namespace) as client:
-        with pytest.raises(TaskFailed, match="as asked") as caught:
-            await client.call("images.fails")
-        assert caught.value.remote_type == "ValueError" and "raise ValueError" in caught.value.remote_traceback
-        with pytest.raises(UnknownMethod, match="count, echo, fails, nap, who"):
-            await client.call("images.nope")
-        with pytest.raises(InvalidArguments):
-            await client.call("images.nap", "long")
-        with pytest.raises(PayloadTooLarge):
-            await client.call("images.echo", b"x" * 2_000_000)
-        with pytest.raises(DeadlineExceeded) as late:
-            await client.options(timeout_s=0.2).call("images.nap", 10)
-        assert late.value.may_have_started
-        with pytest.raises(NoWorkers):
-            await client.call("nobody.echo")
-        assert await client.call("images.echo", 1) == 1
+    for name in ("w1", "w2", "w3"):
+        await server.worker(name, pool)
+    client, other = await server.client(), await server.client()
+    homes = {key: await client.options(key=key).call("images.who") for key in map(str, range(30))}
+    assert len(set(homes.values())) == 3
+    assert homes == {key: await other.options(key=key).call("images.who") for key in homes}
+    models = {model: await client.options(model=model).call("images.who") for model in "abc"}
+    assert len(set(models.values())) == 3  # each to a worker with the fewest models
+    view = other.router.pools["images"].core.view
+    known = {name: model for model, name in models.items()}
+    # A heartbeat tells every router.
+    await until(lambda: {name: ",".join(each.models) for name, each in view.workers.items()} == known)
+    assert models == {model: await other.options(model=model).call("images.who") for model in models}
 
 
-async def test_sessions_and_models_stick(nats_url: str, namespace: str) -> None:
-    def pool() -> Pool:
-        pool = Pool("images", slots=8, max_models=2)
-
-        @pool.model_loader
-        async def load(model_id: str) -> str:
-            return f"{model_id} loaded"
-
-        @pool.task
-        async def who() -> str:
-            task = current_task()
-            if task.model_id is not None:
-                await task.model()
-            return task.worker
-
-        return pool
-
-    async with (
-        worker(nats_url, namespace, "w1", pool()),
-        worker(nats_url, namespace, "w2", pool()),
-        worker(nats_url, namespace, "w3", pool()),
-        client_of(nats_url, namespace) as client,
-        client_of(nats_url, namespace) as other,
-    ):
-        homes = {key: await client.options(key=key).call("images.who") for key in map(str, range(30))}
-        assert len(set(homes.values())) == 3
-        assert homes == {key: await other.options(key=key).call("images.who") for key in homes}
-        models = {model: await client.options(model=model).call("images.who") for model in "abc"}
-        assert len(set(models.values())) == 3  # each to a worker with the fewest models
-        view = other.router.pools["images"].core.view
-        known = {name: model for model, name in models.items()}
-        # A heartbeat tells every router.
-        await until(lambda: {name: ",".join(each.models) for name, each in view.workers.items()} == known)
-        assert models == {model: await other.options(model=model).call("images.who") for model in models}
-
-
-async def test_a_drain_loses_nothing(nats_url: str, namespace: str) -> None:
-    async with (
-        worker(nats_url, namespace, "w1") as leaving,
-        worker(nats_url, namespace, "w2"),
-        client_of(nats_url, namespace) as client,
-    ):
-        calls = [asyncio.ensure_future(client.call("images.nap", 0.05)) for _ in range(100)]
-        await until(lambda: leaving.statistics().load.running > 0)
-        await client.drain("images.w1")
-        assert await asyncio.gather(*calls) == [0.05] * 100
-        assert {await client.call("images.who") for _ in range(10)} == {"w2"}
+async def test_a_drain_loses_nothing(server: ServerRig) -> None:
+    leaving, _ = [await server.worker(name, make_pool()) for name in ("w1", "w2")]
+    client = await server.client()
+    calls = [asyncio.ensure_future(client.call("images.nap", 0.05)) for _ in range(100)]
+    await until(lambda: leaving.statistics().load.running > 0)
+    await client.drain("images.w1")
+    assert await asyncio.gather(*calls) == [0.05] * 100
+    assert {await client.call("images.who") for _ in range(10)} == {"w2"}
 
 
 # -- the gateway, as the stock CLI uses it -------------------------------------------------------------------------
 
 
-async def test_the_gateway_answers_plain_requests(nats_url: str, namespace: str) -> None:
-    bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="asker")
-    gate = await connect_bus(ConnectionSettings.from_url(nats_url), name="gateway")
-    async with worker(nats_url, namespace, "w1"), Gateway(gate, names=Names(namespace)):
-        answer = await bus.request(f"{namespace}.call.images.echo", b'{"value": [1, 2]}', timeout_s=PATIENCE_S)
-        assert answer.data == b"[1,2]" and (answer.headers or {})[headers.WORKER] == "images.w1"
-        packed = await bus.request(
-            f"{namespace}.call.images.echo", codec.pack([b"\x00"]), timeout_s=PATIENCE_S,
-            headers={"Content-Type": "application/msgpack"},
-        )  # fmt: skip
-        assert codec.unpack(packed.data) == b"\x00"
-        wrong = await bus.request(f"{namespace}.call.images.nope", b"", timeout_s=PATIENCE_S)
-        assert (wrong.headers or {})[headers.ERROR_CODE] == "404"
-    await bus.close()
-    await gate.close()
+async def test_the_gateway_answers_plain_requests(server: ServerRig) -> None:
+    """As the stock CLI asks."""
+    await server.worker("w1", make_pool())
+    await server.stack.enter_async_context(Gateway(await server.bus("gateway"), names=server.names))
+    bus, echo = await server.bus("asker"), server.names.call("images", "echo")
+    answer = await bus.request(echo, b'{"value": [1, 2]}', timeout_s=PATIENCE_S)
+    assert answer.data == b"[1,2]" and (answer.headers or {})[headers.WORKER] == "images.w1"
+    msgpack = {"Content-Type": "application/msgpack"}
+    packed = await bus.request(echo, codec.pack([b"\x00"]), timeout_s=PATIENCE_S, headers=msgpack)
+    assert codec.unpack(packed.data) == b"\x00"
+    wrong = await bus.request(server.names.call("images", "nope"), b"", timeout_s=PATIENCE_S)
+    assert (wrong.headers or {})[headers.ERROR_CODE] == "404"
 
 
 # -- without a loop ------------------------------------------------------------------------------------------------
 
 
-async def test_the_client_without_a_loop_does_it_all(nats_url: str, namespace: str) -> None:
+async def test_the_client_without_a_loop_does_it_all(server: ServerRig) -> None:
     def plain() -> None:
-        with connect_sync(nats_url, namespace=namespace, name="plain") as client:
+        with connect_sync(server.url, namespace=server.names.namespace, name="plain") as client:
             assert client.call("images.echo", 1) == 1
             assert client.options(timeout_s=PATIENCE_S).call("images.echo", value=2) == 2
             assert list(client.stream("images.count", 200)) == list(range(200))
@@ -229,19 +182,17 @@ async def test_the_client_without_a_loop_does_it_all(nats_url: str, namespace: s
             assert [info.name for info in client.workers()] == ["images.w1"]
             assert client.resize("images.w1", 6).slots == 6
             assert client.stats("images.w1").load.total == 6
-            with pytest.raises(TaskFailed):
+            with pytest.raises(errors.TaskFailed):
                 client.call("images.fails")
-            from concurrent.futures import ThreadPoolExecutor
-
             with ThreadPoolExecutor(8) as threads:
                 assert list(threads.map(lambda n: client.call("images.echo", n), range(100))) == list(range(100))
-        with pytest.raises(GanglineError):
+        with pytest.raises(errors.GanglineError):
             client.call("images.echo", 1)
         client.close()
 
-    async with worker(nats_url, namespace, "w1") as one:
-        await asyncio.to_thread(plain)
-        await until(lambda: one.statistics().load[:2] == (0, 0))
+    one = await server.worker("w1", make_pool())
+    await asyncio.to_thread(plain)
+    await until(lambda: one.statistics().load[:2] == (0, 0))
 
 
 def test_an_interrupt_cancels_the_call_and_the_client_goes_on(nats_url: str, namespace: str) -> None:
@@ -251,7 +202,8 @@ def test_an_interrupt_cancels_the_call_and_the_client_goes_on(nats_url: str, nam
     cancelled: list[int] = []
 
     async def serve() -> None:
-        async with worker(nats_url, namespace, "w1") as one:
+        async with server_rig(nats_url, namespace) as server:
+            one = await server.worker("w1", make_pool())
             ready.set()
             await asyncio.to_thread(calls.wait)
             await until(lambda: one.statistics().load.running == 1)
@@ -287,7 +239,8 @@ async def test_everything_goes_on_after_the_server_was_restarted(nats_server: An
         await go.wait()
         return "told"
 
-    async with worker(nats_server.url, namespace, "w1", pool) as one, client_of(nats_server.url, namespace) as client:
+    async with server_rig(nats_server.url, namespace) as server:
+        one, client = await server.worker("w1", pool), await server.client()
         assert await client.call("images.echo", 1) == 1
         async with client.lease("images", slots=2, ttl_s=30) as lease:
             running = asyncio.ensure_future(client.call("images.wait"))
@@ -299,9 +252,8 @@ async def test_everything_goes_on_after_the_server_was_restarted(nats_server: An
             assert await running == "told"  # its answer was kept, or asked for
         await until(lambda: one.statistics().load[:2] == (0, 0))
         await until(lambda: client.statistics()["pools"]["images"]["placed"] == 0)
-        fresh = await connect(nats_server.url, namespace=namespace)
+        fresh = await server.client()
         assert await fresh.options(timeout_s=PATIENCE_S).call("images.echo", 4) == 4
-        await fresh.close()
 
 
 HOLDER = """
@@ -362,27 +314,25 @@ async def process(forks: ForkServer, code: str, *arguments: str, says: str) -> A
 
 
 @pytest.mark.processes
-async def test_a_killed_router_gives_its_reservations_back(nats_url: str, namespace: str, forks: ForkServer) -> None:
+async def test_a_killed_router_gives_its_reservations_back(server: ServerRig, forks: ForkServer) -> None:
     """When its claims expire; how soon that is, tests/worker/slots/test_admission_core.py tells on virtual time."""
-    async with worker(nats_url, namespace, "w1", make_pool(slots=2)) as one:
-        async with process(forks, HOLDER, nats_url, namespace, says="held") as holder:
-            assert one.statistics().load.reserved == 2
-            granted_until = one.core.next_deadline() or 0.0
-            await until(lambda: (one.core.next_deadline() or 0.0) > granted_until, "both are renewed")
-            holder.kill()
-            async with client_of(nats_url, namespace) as client:
-                assert await client.options(timeout_s=PATIENCE_S).call("images.echo", 1) == 1
-        await until(lambda: one.statistics().load[:2] == (0, 0))
+    one = await server.worker("w1", make_pool(slots=2))
+    async with process(forks, HOLDER, server.url, server.names.namespace, says="held") as holder:
+        assert one.statistics().load.reserved == 2
+        granted_until = one.core.next_deadline() or 0.0
+        await until(lambda: (one.core.next_deadline() or 0.0) > granted_until, "both are renewed")
+        holder.kill()
+        client = await server.client()
+        assert await client.options(timeout_s=PATIENCE_S).call("images.echo", 1) == 1
+    await until(lambda: one.statistics().load[:2] == (0, 0))
 
 
 @pytest.mark.processes
-async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(
-    nats_url: str, namespace: str, forks: ForkServer
-) -> None:
+async def test_calls_to_a_killed_worker_are_retried_where_safe(server: ServerRig, forks: ForkServer) -> None:
+    client, where = await server.client(), (server.url, server.names.namespace)
     async with (
-        process(forks, SERVER, nats_url, namespace, "w1", says="serving"),
-        process(forks, SERVER, nats_url, namespace, "w2", says="serving") as doomed,
-        client_of(nats_url, namespace) as client,
+        process(forks, SERVER, *where, "w1", says="serving"),
+        process(forks, SERVER, *where, "w2", says="serving") as doomed,
     ):
         safe = [asyncio.ensure_future(client.call("images.again", 0.3)) for _ in range(50)]
         once = [asyncio.ensure_future(client.call("images.nap", 0.3)) for _ in range(50)]
@@ -394,20 +344,16 @@ async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(
         doomed.kill()
         assert await asyncio.gather(*safe) == ["done"] * 50
         results = await asyncio.gather(*once, return_exceptions=True)
-        lost = [result for result in results if isinstance(result, WorkerLost)]
+        lost = [result for result in results if isinstance(result, errors.WorkerLost)]
         assert all(error.may_have_started for error in lost)
         assert len(lost) + results.count("done") == 50 and len(lost) <= 8
         assert client.statistics()["pools"]["images"]["placed"] == 0
 
 
 @pytest.mark.processes
-async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(
-    nats_url: str, namespace: str, forks: ForkServer
-) -> None:
-    async with (
-        process(forks, SERVER, nats_url, namespace, "w1", says="serving") as frozen,
-        client_of(nats_url, namespace) as client,
-    ):
+async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(server: ServerRig, forks: ForkServer) -> None:
+    client = await server.client()
+    async with process(forks, SERVER, server.url, server.names.namespace, "w1", says="serving") as frozen:
         assert await client.call("images.nap", 0) == "done"
         os.kill(frozen.pid, signal.SIGSTOP)
         try:
@@ -415,9 +361,9 @@ async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(
                 *(client.options(timeout_s=PATIENCE_S).call("images.nap", 0.01) for _ in range(5)),
                 return_exceptions=True,
             )
-            assert all(isinstance(result, WorkerLost) for result in results), results
+            assert all(isinstance(result, errors.WorkerLost) for result in results), results
             async with contextlib.AsyncExitStack() as stack:
-                with pytest.raises(GanglineError):
+                with pytest.raises(errors.GanglineError):
                     await stack.enter_async_context(client.options(timeout_s=1).choose_worker("images"))
         finally:
             os.kill(frozen.pid, signal.SIGCONT)

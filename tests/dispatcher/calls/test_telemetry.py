@@ -20,7 +20,7 @@ from gangline.worker.execution.runner import TaskRunner
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
-from ...support.dispatcher.fakes import Rig, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, give_up, rejects, silent, turns
 
 Read = Callable[[str], dict[tuple[str, ...], float]]
 
@@ -39,15 +39,12 @@ def pool_of() -> Pool:
     return pool
 
 
-async def test_a_call_is_one_trace_from_client_to_worker(spans: InMemorySpanExporter) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_a_call_is_one_trace_from_client_to_worker(spans: InMemorySpanExporter, rig: Rig) -> None:
     async with Worker(pool_of(), bus=rig.hub.connect("w"), names=rig.names):
         with tracer.span("test.root"):
             await rig.client.call("traced.inner")
             async with rig.client.choose_worker("traced") as selection:
                 await rig.client.dispatch(selection, "inner")
-    await rig.stop()
     finished = spans.get_finished_spans()
     assert len({span.context.trace_id for span in finished if span.context}) == 1
     names = sorted(span.name for span in finished)
@@ -65,7 +62,7 @@ async def test_a_call_is_one_trace_from_client_to_worker(spans: InMemorySpanExpo
     assert ("gangline.reserve", "test.root") in parents
 
 
-def provide(monkeypatch: pytest.MonkeyPatch, sampler: Sampler) -> InMemorySpanExporter:
+def provide(monkeypatch, sampler: Sampler) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -77,12 +74,8 @@ def never(*_: object, **__: object) -> Any:
     pytest.fail("taken the general path")
 
 
-async def test_what_is_not_sampled_stays_on_the_fast_path_carries_its_trace_and_is_measured(
-    monkeypatch: pytest.MonkeyPatch, read: Read
-) -> None:
+async def test_what_is_not_sampled_stays_on_the_fast_path_with_its_trace(monkeypatch, read: Read, rig: Rig) -> None:
     exporter = provide(monkeypatch, ParentBasedTraceIdRatio(0.0))
-    rig = Rig()
-    await rig.start()
     pool, seen = Pool("quiet", slots=4), []
 
     @pool.task
@@ -106,7 +99,6 @@ async def test_what_is_not_sampled_stays_on_the_fast_path_carries_its_trace_and_
             async with rig.client.lease("quiet") as lease:
                 seen.append(await lease.call("inner"))
         ours, theirs = await rig.client.call("quiet.outer")
-    await rig.stop()
     traces = [of.split("-")[1] for of in (*seen, ours)]
     assert len(set(traces)) == 4
     assert theirs.split("-")[1] == ours.split("-")[1]
@@ -117,16 +109,11 @@ async def test_what_is_not_sampled_stays_on_the_fast_path_carries_its_trace_and_
     assert sum(read("gangline.worker.task_time").values()) >= 6
 
 
-async def test_what_is_sampled_is_seen_whole_and_what_is_not_is_not_seen_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_is_sampled_is_seen_whole_and_what_is_not_is_not_seen_at_all(monkeypatch, rig: Rig) -> None:
     exporter = provide(monkeypatch, ParentBasedTraceIdRatio(0.5))
-    rig = Rig()
-    await rig.start()
     async with Worker(pool_of(), bus=rig.hub.connect("w"), names=rig.names):
         for _ in range(64):
             await rig.client.call("traced.inner")
-    await rig.stop()
     by_trace: dict[int, list[str]] = {}
     for span in exporter.get_finished_spans():
         assert span.context is not None
@@ -137,31 +124,23 @@ async def test_what_is_sampled_is_seen_whole_and_what_is_not_is_not_seen_at_all(
     }
 
 
-async def test_a_failed_call_marks_its_spans(spans: InMemorySpanExporter) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_a_failed_call_marks_its_spans(spans: InMemorySpanExporter, rig: Rig) -> None:
     async with Worker(pool_of(), bus=rig.hub.connect("w"), names=rig.names):
         with pytest.raises(Exception, match="no"):
             await rig.client.call("traced.fails")
-    await rig.stop()
     errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
     assert errors["gangline.call traced.fails"] == "task_failed"
 
 
-async def test_a_call_that_could_not_be_sent_has_its_span_too(spans: InMemorySpanExporter) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_a_call_that_could_not_be_sent_has_its_span_too(spans: InMemorySpanExporter, rig: Rig) -> None:
     await rig.worker()
     with pytest.raises(InvalidRequest):
         await rig.client.call("images.echo", object())
-    await rig.stop()
     errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
     assert errors == {"gangline.call images.echo": "invalid_arguments"}
 
 
-async def test_requests_errors_attempts_and_time_are_counted(read: Read) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_requests_errors_attempts_and_time_are_counted(read: Read, rig: Rig) -> None:
     await rig.worker(pool="counted")
     for _ in range(3):
         await rig.client.call("counted.echo")
@@ -171,12 +150,9 @@ async def test_requests_errors_attempts_and_time_are_counted(read: Read) -> None
     assert read("gangline.router.errors")["unknown_method", "counted", "counted"] == 1
     assert read("gangline.router.attempts")["counted", "counted"] == 4
     assert read("gangline.router.fulfilment_time")["counted", "counted"] == 4
-    await rig.stop()
 
 
-async def test_queue_size_and_reserved_slots_go_up_and_come_back(read: Read) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_queue_size_and_reserved_slots_go_up_and_come_back(read: Read, rig: Rig) -> None:
     worker = await rig.worker(pool="queued", slots=2)
 
     def now() -> tuple[float, float]:
@@ -205,23 +181,17 @@ async def test_queue_size_and_reserved_slots_go_up_and_come_back(read: Read) -> 
             pass
     assert now() == (0, 0)
     assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE)) - 1
-    await rig.stop()
 
 
-async def test_waits_after_a_refusal_are_counted(read: Read) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_waits_after_a_refusal_are_counted(read: Read, rig: Rig) -> None:
     worker = await rig.worker(pool="backed", behave=lambda _, f: [(4, f[1], "full")])
     worker.load = Load(2, 0, 2)
     with pytest.raises((Saturated, DeadlineExceeded)):  # the last pause may end in the last millisecond
         await rig.client.options(timeout_s=2).call("backed.echo")
     assert read("gangline.router.backoffs")["backed",] >= 5
-    await rig.stop()
 
 
-async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemorySpanExporter) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemorySpanExporter, rig: Rig) -> None:
     await rig.worker(pool="leased")
     async with rig.client.lease("leased") as lease:
         for _ in range(3):
@@ -232,23 +202,19 @@ async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemo
     assert names.count("gangline.call leased.echo") == 3
     traced = [frame[7] for frame in rig.workers[0].heard_of(RequestOp.TASK)]
     assert all(traced) and len(set(traced)) == 3
-    await rig.stop()
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_the_next_attempt_of_a_refused_call_has_a_span_of_its_own(
-    spans: InMemorySpanExporter, first: bool
+async def test_the_next_attempt_of_a_refused_call_has_its_span(
+    spans: InMemorySpanExporter, first: bool, rig: Rig
 ) -> None:
     """On the general path, which the first call of a client takes, as on the fast path."""
-    rig = Rig()
-    await rig.start()
     worker = await rig.worker()
     if not first:
         await rig.client.call("images.echo")
         spans.clear()
     worker.behave = rejects(Reason.STALE, 1)
     await rig.client.call("images.echo")
-    await rig.stop()
     attempt, call = spans.get_finished_spans()
     assert (attempt.name, (attempt.attributes or {})["gangline.attempt"]) == ("gangline.attempt", 2)
     assert call.name == "gangline.call images.echo"
@@ -261,11 +227,7 @@ async def test_the_next_attempt_of_a_refused_call_has_a_span_of_its_own(
     assert sent == [f"{span.context.span_id:016x}" for span in (call, attempt) if span.context]
 
 
-async def test_what_is_sampled_stays_on_the_fast_path_and_users_spans_are_below_ours(
-    monkeypatch: pytest.MonkeyPatch, spans: InMemorySpanExporter
-) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_users_spans_are_below_ours_on_the_fast_path(monkeypatch, spans: InMemorySpanExporter, rig: Rig) -> None:
     pool = Pool("traced", slots=4)
 
     @pool.task
@@ -297,9 +259,7 @@ async def test_what_is_sampled_stays_on_the_fast_path_and_users_spans_are_below_
             await rig.client.call("traced.fails")
         cancelled = asyncio.ensure_future(rig.client.call("traced.later"))
         await turns()
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
-    await rig.stop()
+        await give_up(cancelled)
     finished = spans.get_finished_spans()
     by_id = {span.context.span_id: span for span in finished if span.context}
     seen = sorted(

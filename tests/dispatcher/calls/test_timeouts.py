@@ -10,13 +10,9 @@ from gangline.dispatcher.calls.call import CallOptions
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
-from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, cancel_and_wait, silent, turns
+from ...waiting import loop_time
 from .test_calls import rejects
-
-
-async def warm(rig: Rig) -> None:
-    """Open the pool: the short ways are of pools that are known."""
-    await rig.client.call("images.echo", 0)
 
 
 def timeouts(rig: Rig) -> int:
@@ -24,10 +20,8 @@ def timeouts(rig: Rig) -> int:
     return sum(map(len, rig.router._fast_path._timeouts.values()))
 
 
-@on_rig()
 async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     flight = rig.router._fast_path.launch("images.echo", (1,), {}, CallOptions(timeout_s=2.5), 0)
     assert flight.timeout_s == 2.5 and timeouts(rig) == 1
     assert (await flight.future)[2] == ["w1", "echo"]
@@ -37,18 +31,14 @@ async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
     flight = rig.router._fast_path.launch("images.echo", (2,), {}, CallOptions(timeout_s=2.5), 0)
     assert kept == {2.5: flight.timeouts} == rig.router._fast_path._timeouts
     await flight.future
-    rig.balanced()
 
 
-@on_rig()
-async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_counts_until_it_has(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    began_at = asyncio.get_running_loop().time()
+async def test_at_the_deadline_the_worker_is_told_and_the_slot_counts_until_it_stops(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=silent, known=known)
+    began_at = loop_time()
     with pytest.raises(DeadlineExceeded, match="may have done some of its work") as caught:
         await rig.client.options(timeout_s=1.5).call("images.echo", 1)
-    assert asyncio.get_running_loop().time() - began_at == pytest.approx(1.5)
+    assert loop_time() - began_at == pytest.approx(1.5)
     assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
     await turns()
     [sent] = [frame for frame in worker.heard_of(RequestOp.TASK) if frame[3] == [1]]
@@ -58,76 +48,58 @@ async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_coun
     await turns()
     assert timeouts(rig) == 0
     numbers = rig.router.metrics.statistics()
-    assert (numbers["requests"], numbers["errors"]) == (2, 1)
-    rig.balanced()
+    assert (numbers["requests"], numbers["errors"]) == (1 + known, 1)
 
 
-@on_rig()
 async def test_a_refused_call_has_what_is_left_of_its_time_and_no_more(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     worker.behave = rejects(Reason.FULL)
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     call = asyncio.ensure_future(rig.client.options(timeout_s=2).call("images.echo", 1))
     await asyncio.sleep(1)
     tries = [frame[5] for frame in worker.heard_of(RequestOp.TASK)[1:]]
     assert tries[0] == 2000 and tries == sorted(tries, reverse=True) and tries[-1] < 1500, tries
     with pytest.raises(Saturated):
         await call
-    assert loop.time() - began_at == pytest.approx(2)
-    rig.balanced()
+    assert loop_time() - began_at == pytest.approx(2)
 
 
-@on_rig()
 async def test_short_and_long_times_do_not_wait_for_each_other(rig: Rig) -> None:
-    worker = await rig.worker(slots=10)
-    await warm(rig)
+    worker = await rig.known_worker(slots=10)
     worker.behave = silent
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
 
     async def until_late(timeout_s: float) -> float:
         with pytest.raises(DeadlineExceeded):
             await rig.client.options(timeout_s=timeout_s).call("images.echo")
-        return loop.time() - began_at
+        return loop_time() - began_at
 
     ended = await asyncio.gather(*(until_late(timeout_s) for timeout_s in (3, 1, 2)))
     assert ended == [pytest.approx(3), pytest.approx(1), pytest.approx(2)]
 
 
-@on_rig()
 async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     worker.behave = silent
     call = asyncio.create_task(rig.client.options(timeout_s=1).call("images.echo", 1))
     [_, sent] = await worker.hears(RequestOp.TASK, 2)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancel_and_wait(call)
     await asyncio.sleep(1.5)
     assert len(worker.heard_of(RequestOp.CANCEL)) == 1
     worker.answer((AnswerOp.OK, sent[1], "too late"))
     await turns()
     assert timeouts(rig) == 0
-    rig.balanced()
 
 
-@on_rig()
 async def test_arguments_that_cannot_be_sent_leave_no_deadline_behind(rig: Rig) -> None:
-    await rig.worker()
-    await warm(rig)
+    await rig.known_worker()
     with pytest.raises(InvalidRequest):
         await rig.client.options(timeout_s=1).call("images.echo", object())
     assert timeouts(rig) == 0
-    rig.balanced()
 
 
-@on_rig()
 async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_general_way(rig: Rig) -> None:
-    worker = await rig.worker(slots=200)
-    await warm(rig)
+    worker = await rig.known_worker(slots=200)
     fast_path, worker.behave = rig.router._fast_path, silent
     flights = [fast_path.launch("images.echo", (), {}, CallOptions(timeout_s=100 + n), 0) for n in range(64)]
     assert None not in flights
@@ -141,15 +113,13 @@ async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_gene
     worker.answer(*((AnswerOp.OK, frame[1], None) for frame in worker.heard_of(RequestOp.TASK)[1:]))
     await turns()
     assert timeouts(rig) == 0
-    rig.balanced()
 
 
-@on_rig()
 async def test_closed_it_rings_for_nobody(rig: Rig) -> None:
     fast_path = rig.router._fast_path
     made = fast_path._new_timeouts(1.0)
     assert made is not None and fast_path._timeouts == {1.0: made}
-    made.add(object(), asyncio.get_running_loop().time() + 1)  # _expire would fail on it
+    made.add(object(), loop_time() + 1)  # _expire would fail on it
     fast_path.close()
     await asyncio.sleep(2)
     assert len(made) == 0 and fast_path._timeouts == {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -59,36 +58,30 @@ class WatchedRig(ServerRig):
 
 
 @pytest.fixture
-def site_of(nats_url: str, namespace: str):
-    @contextlib.asynccontextmanager
-    async def watched() -> AsyncIterator[WatchedRig]:
-        rig = WatchedRig(nats_url, namespace)
-        async with asyncio.timeout(PATIENCE_S), rig.stack:
-            await rig.watch()
-            yield rig
-
-    return watched
+async def site(nats_url: str, namespace: str, opened: contextlib.AsyncExitStack) -> WatchedRig:
+    rig = WatchedRig(nats_url, namespace)
+    await opened.enter_async_context(rig.stack)
+    await rig.watch()
+    return rig
 
 
-async def test_a_selection_whose_worker_has_gone_is_dispatched_elsewhere(site_of) -> None:
-    async with site_of() as site:
-        workers = {f"images.{name}": await site.serve(name) for name in ("w1", "w2")}
-        client = await site.connected()
-        async with client.choose_worker("images") as selection:
-            gone = workers.pop(selection.worker)
-            await site.kill(gone)
-            (left,) = workers
-            assert f"images.{await client.dispatch(selection, 'who')}" == left
-        async with client.choose_worker("images") as selection:
-            assert selection.worker == left
-        with pytest.raises(NoWorkers, match="no worker"):
-            await client.drain(str(gone.id))
+async def test_a_selection_whose_worker_has_gone_is_dispatched_elsewhere(site: WatchedRig) -> None:
+    workers = {f"images.{name}": await site.serve(name) for name in ("w1", "w2")}
+    client = await site.connected()
+    async with client.choose_worker("images") as selection:
+        gone = workers.pop(selection.worker)
+        await site.kill(gone)
+        (left,) = workers
+        assert f"images.{await client.dispatch(selection, 'who')}" == left
+    async with client.choose_worker("images") as selection:
+        assert selection.worker == left
+    with pytest.raises(NoWorkers, match="no worker"):
+        await client.drain(str(gone.id))
 
 
 @pytest.mark.processes
-async def test_the_same_when_it_was_killed(nats_url: str, namespace: str, forks: ForkServer, site_of) -> None:
+async def test_the_same_when_it_was_killed(nats_url: str, namespace: str, forks: ForkServer, site) -> None:
     async with (
-        site_of() as site,
         process(forks, SERVER, nats_url, namespace, "w1", says="serving") as one,
         process(forks, SERVER, nats_url, namespace, "w2", says="serving") as two,
     ):
@@ -101,38 +94,35 @@ async def test_the_same_when_it_was_killed(nats_url: str, namespace: str, forks:
             assert await client.dispatch(selection, "nap", 0) == "done"
 
 
-async def test_a_call_to_a_pool_whose_workers_have_gone_is_known_not_to_have_started(site_of) -> None:
-    async with site_of() as site:
-        worker, client = await site.serve("w1"), await site.connected()
-        assert await client.call("images.who") == "w1"
-        await site.kill(worker)
-        with pytest.raises(GanglineError) as caught:
-            await client.options(timeout_s=3).call("images.who")
-        assert not caught.value.may_have_started
+async def test_a_call_to_a_pool_whose_workers_have_gone_is_known_not_to_have_started(site: WatchedRig) -> None:
+    worker, client = await site.serve("w1"), await site.connected()
+    assert await client.call("images.who") == "w1"
+    await site.kill(worker)
+    with pytest.raises(GanglineError) as caught:
+        await client.options(timeout_s=3).call("images.who")
+    assert not caught.value.may_have_started
 
 
-async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site_of) -> None:
-    async with site_of() as site:
-        workers = [await site.serve(name) for name in ("w1", "w2")]
-        gateway = Gateway(await site.bus("gateway"), names=site.names, router_settings=ROUTER)
-        await site.stack.enter_async_context(gateway)
-        bus, subject = await site.bus("outside"), site.names.call("images", "who")
-        await bus.request(subject, timeout_s=PATIENCE_S)
-        await site.kill(workers[0])
-        answers = await asyncio.gather(*(bus.request(subject, timeout_s=PATIENCE_S) for _ in range(20)))
-        assert {answer.data for answer in answers} == {b'"w2"'}
-        # The same for callers who want to know at once that there is no gateway.
-        assert (await bus.request(site.names.private(subject), timeout_s=PATIENCE_S)).data == b'"w2"'
-        assert subject in site.seen and not any(seen.startswith("_GANGLINE.") for seen in site.seen)
+async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site: WatchedRig) -> None:
+    workers = [await site.serve(name) for name in ("w1", "w2")]
+    gateway = Gateway(await site.bus("gateway"), names=site.names, router_settings=ROUTER)
+    await site.stack.enter_async_context(gateway)
+    bus, subject = await site.bus("outside"), site.names.call("images", "who")
+    await bus.request(subject, timeout_s=PATIENCE_S)
+    await site.kill(workers[0])
+    answers = await asyncio.gather(*(bus.request(subject, timeout_s=PATIENCE_S) for _ in range(20)))
+    assert {answer.data for answer in answers} == {b'"w2"'}
+    # The same for callers who want to know at once that there is no gateway.
+    assert (await bus.request(site.names.private(subject), timeout_s=PATIENCE_S)).data == b'"w2"'
+    assert subject in site.seen and not any(seen.startswith("_GANGLINE.") for seen in site.seen)
 
 
-async def test_a_gang_that_is_asked_for_while_nobody_leads_is_refused_at_once(site_of) -> None:
-    async with site_of() as site:
-        await site.serve("w1")
-        client = await site.connected()
-        with pytest.raises(NoCoordinator):
-            async with client.gang(pool="images", size=1):
-                pass
+async def test_a_gang_that_is_asked_for_while_nobody_leads_is_refused_at_once(site: WatchedRig) -> None:
+    await site.serve("w1")
+    client = await site.connected()
+    with pytest.raises(NoCoordinator):
+        async with client.gang(pool="images", size=1):
+            pass
 
 
 async def dispatcher(site: WatchedRig, name: str) -> Dispatcher:
@@ -141,23 +131,21 @@ async def dispatcher(site: WatchedRig, name: str) -> Dispatcher:
     return await site.stack.enter_async_context(made)
 
 
-async def test_a_job_whose_dispatcher_has_gone_is_looked_for_in_the_stream(site_of) -> None:
-    async with site_of() as site:
-        client, only = await site.connected(), await dispatcher(site, "d1")
-        job = await client.submit("images.who")
-        await until(lambda: "images" in only.queues)
-        await only.stop()
-        status = await job.status()
-        assert (status.state, "no dispatcher" in (status.reason or "")) == ("queued", True)
-        assert await job.cancel()
+async def test_a_job_whose_dispatcher_has_gone_is_looked_for_in_the_stream(site: WatchedRig) -> None:
+    client, only = await site.connected(), await dispatcher(site, "d1")
+    job = await client.submit("images.who")
+    await until(lambda: "images" in only.queues)
+    await only.stop()
+    status = await job.status()
+    assert (status.state, "no dispatcher" in (status.reason or "")) == ("queued", True)
+    assert await job.cancel()
 
 
-async def test_the_queue_of_a_dispatcher_that_has_gone_is_taken_over(site_of) -> None:
-    async with site_of() as site:
-        await site.serve("w1")
-        client, first = await site.connected(), await dispatcher(site, "d1")
-        assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
-        second = await dispatcher(site, "d2")
-        await first.bus.close()  # all at once, as of a killed process
-        assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
-        assert list(second.queues) == ["images"]
+async def test_the_queue_of_a_dispatcher_that_has_gone_is_taken_over(site: WatchedRig) -> None:
+    await site.serve("w1")
+    client, first = await site.connected(), await dispatcher(site, "d1")
+    assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
+    second = await dispatcher(site, "d2")
+    await first.bus.close()  # all at once, as of a killed process
+    assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
+    assert list(second.queues) == ["images"]

@@ -73,9 +73,7 @@ async def test_an_unreadable_record_hides_no_other(rig: JobsRig) -> None:
 
 
 @on_both_buses
-async def test_an_action_goes_on_if_it_cannot_be_recorded(
-    rig: JobsRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_action_goes_on_if_it_cannot_be_recorded(rig: JobsRig, monkeypatch, caplog) -> None:
     trail, done = trail_of(rig), []
 
     async def fail() -> None:
@@ -91,7 +89,7 @@ async def test_an_action_goes_on_if_it_cannot_be_recorded(
 
 @on_both_buses
 async def test_an_unrecorded_action_that_fails_is_warned_of_unless_it_was_forbidden_itself(
-    rig: JobsRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: JobsRig, monkeypatch, caplog
 ) -> None:
     trail = trail_of(rig)
 

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import gangline
+from gangline import errors
 from gangline.bus.port.bus import RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.calls.call import CallOptions, ClientOptions, SubmitOptions
@@ -18,15 +19,6 @@ from gangline.dispatcher.client.sync import SyncClient, SyncGang, SyncJob, SyncL
 from gangline.dispatcher.gangs.gang import Gang, GangOptions
 from gangline.dispatcher.jobs.job import Job
 from gangline.dispatcher.leases.lease import Lease
-from gangline.schemas.errors.base import (
-    ClosedError,
-    DeadlineExceeded,
-    InvalidName,
-    InvalidRequest,
-    InvalidSettings,
-    NoWorkers,
-    ServerUnreachable,
-)
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import public_id
 from gangline.schemas.wire.frames import RequestOp
@@ -35,13 +27,13 @@ from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ...support.deadlines import deadline
-from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, silent, turns
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 # -- options ------------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
     worker = await rig.worker(labels={"gpu": "yes"}, max_models=1)
     bound = rig.client.options(timeout_s=5, key="k").options(model="m", labels={"gpu": "yes"})
@@ -52,16 +44,14 @@ async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
     assert second[5] is None and second[9] is None
 
 
-@on_rig()
 async def test_a_model_is_refused_where_no_worker_has_any(rig: Rig) -> None:
     worker = await rig.worker("w1")
-    with pytest.raises(InvalidRequest, match="'images' has no models"):
+    with pytest.raises(errors.InvalidRequest, match="'images' has no models"):
         await rig.client.options(model="m").call("images.echo")
     assert worker.heard_of(RequestOp.TASK) == []
     await rig.worker("w2", max_models=1)
     await turns()
     await rig.client.options(model="m").call("images.echo")
-    rig.balanced()
 
 
 def test_a_client_that_was_never_connected_says_how() -> None:
@@ -72,22 +62,19 @@ def test_a_client_that_was_never_connected_says_how() -> None:
     assert not hasattr(connecting, "__wrapped__")
 
 
-@on_rig()
 async def test_bad_options_and_names_are_refused_at_once(rig: Rig) -> None:
-    with pytest.raises(InvalidSettings):
+    with pytest.raises(errors.InvalidSettings):
         rig.client.options(timeout_s=-1)
     for target in ("", "images", "images.", "images.a.b", "im ages.echo", "images.*"):
-        with pytest.raises(InvalidName):
+        with pytest.raises(errors.InvalidName):
             await rig.client.call(target)
     for pool in ("", "a b", "a.b.c", ">"):
-        with pytest.raises(InvalidName):
+        with pytest.raises(errors.InvalidName):
             rig.client.choose_worker(pool)
 
 
-@on_rig()
 async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     client = rig.client.options(priority=9, delay_s=1.0)
     async with rig.client.choose_worker("images") as selection:
         for send in (
@@ -95,16 +82,14 @@ async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
             lambda: anext(client.stream("images.echo")),
             lambda: client.dispatch(selection, "echo"),
         ):
-            with pytest.raises(InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
+            with pytest.raises(errors.InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
                 await send()
         for hold in (client.choose_worker, client.lease):
-            with pytest.raises(InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
+            with pytest.raises(errors.InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
                 hold("images")
     assert len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_arguments_of_the_task_may_have_any_name(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo", self=1, target=2, method=3, options=4, timeout_s=5)
@@ -118,19 +103,16 @@ async def test_arguments_of_the_task_may_have_any_name(rig: Rig) -> None:
 # -- inherited deadline -------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_the_deadline_of_the_surrounding_task_is_inherited(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
-    loop = asyncio.get_running_loop()
-    with deadline(loop.time() + 2), pytest.raises(DeadlineExceeded):
+    with deadline(loop_time() + 2), pytest.raises(errors.DeadlineExceeded):
         await rig.client.options(timeout_s=60).call("images.echo")
     assert worker.heard_of(RequestOp.TASK)[0][5] <= 2000
 
 
-@on_rig(default_timeout_s=9)
+@pytest.mark.router(default_timeout_s=9)
 async def test_the_default_timeout_is_the_deadline_of_calls_without_one(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     assert 8900 < worker.heard_of(RequestOp.TASK)[0][5] <= 9000
 
 
@@ -152,7 +134,6 @@ def pool_of(slots: int = 2) -> Pool:
     return pool
 
 
-@on_rig()
 async def test_operators_see_and_steer_workers(rig: Rig) -> None:
     bus = rig.hub.connect("worker")
     async with Worker(pool_of(), bus=bus, names=rig.names, settings=WorkerSettings(id="w1")) as worker:
@@ -171,30 +152,28 @@ async def test_operators_see_and_steer_workers(rig: Rig) -> None:
         assert (await rig.client.drain("images.w1")).draining
         await worker.wait_closed()
         assert await rig.client.workers() == []
-        with pytest.raises(NoWorkers):
+        with pytest.raises(errors.NoWorkers):
             await rig.client.stats("images.w1")
 
 
-@on_rig()
 async def test_operating_mistakes_have_clear_errors(rig: Rig) -> None:
     await rig.worker("w1")  # speaks frames only
-    with pytest.raises(InvalidName, match="is not POOL.WORKER"):
+    with pytest.raises(errors.InvalidName, match="is not POOL.WORKER"):
         await rig.client.drain("w1")
     for slots in (-1, 99_999_999_999):
-        with pytest.raises(InvalidRequest, match=rf"^slots: .*, given {slots}$"):
+        with pytest.raises(errors.InvalidRequest, match=rf"^slots: .*, given {slots}$"):
             await rig.client.resize("images.w1", slots)
-    with pytest.raises(InvalidRequest, match=r"^grace_s: .*, given -1$"):
+    with pytest.raises(errors.InvalidRequest, match=r"^grace_s: .*, given -1$"):
         await rig.client.drain("images.w1", grace_s=-1)
     with pytest.raises(RequestTimeout, match="worker .*: no answer within"):
         await rig.client.options(timeout_s=1).stats("images.w1")
     await rig.client.close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         await rig.client.workers()
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         await rig.client.drain("images.w1")
 
 
-@on_rig()
 async def test_a_real_worker_runs_calls_selections_and_leases(rig: Rig) -> None:
     bus = rig.hub.connect("worker")
     async with Worker(pool_of(), bus=bus, names=rig.names) as worker:
@@ -219,15 +198,15 @@ async def test_a_real_worker_runs_calls_selections_and_leases(rig: Rig) -> None:
 @pytest.mark.realtime
 async def test_connecting_to_nobody_is_an_error_that_says_where() -> None:
     nobody = ConnectionSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=0.2)
-    with pytest.raises(ServerUnreachable, match="127.0.0.1:1"):
+    with pytest.raises(errors.ServerUnreachable, match="127.0.0.1:1"):
         async with connect(nobody):
             pass
-    with pytest.raises(ServerUnreachable):
+    with pytest.raises(errors.ServerUnreachable):
         await connect(nobody)
 
 
 def test_connecting_to_nobody_from_plain_code() -> None:
-    with pytest.raises(ServerUnreachable):
+    with pytest.raises(errors.ServerUnreachable):
         connect_sync(ConnectionSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=0.2))
 
 
@@ -240,7 +219,6 @@ def test_options_are_called_and_typed_as_the_fields_that_they_set() -> None:
     assert get_type_hints(ClientOptions) == {name: taken[name] for name in names}
 
 
-@on_rig()
 async def test_an_option_of_another_name_is_refused(rig: Rig) -> None:
     with pytest.raises(TypeError, match=r"options\(\) got an unexpected keyword argument 'timeout'"):
         rig.client.options(timeout=5)

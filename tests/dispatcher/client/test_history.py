@@ -29,7 +29,10 @@ from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
 
+from ...waiting import loop_time
+
 HISTORY = HistorySettings()
+SHELL = ServiceSettings(history=HISTORY, node="c")
 SETTLED_S = 3.0
 pool = Pool("images", slots=4)
 
@@ -58,22 +61,23 @@ class RecordedCluster:
         return await self.reader.records(HistoryFilter(kinds=frozenset(kinds), **wanted))
 
 
+def ambient() -> Environment:
+    return Environment(wall=lambda: 1_700_000_000 + loop_time())
+
+
 @asynccontextmanager
 async def system(workers: int = 1) -> AsyncIterator[RecordedCluster]:
-    loop = asyncio.get_running_loop()
-    ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
     running = cluster(
         pool,
         workers=workers,
         dispatcher=True,
         worker_settings=WorkerSettings(history=HISTORY),
         dispatcher_settings=DispatcherSettings(history=HISTORY),
-        ambient=ambient,
+        ambient=ambient(),
     )
     async with running as client:
         bus = running.hub.connect("coordinator")
-        shell = ServiceSettings(history=HISTORY, node="c")
-        async with Coordinator(bus=bus, shell=shell, ambient=ambient) as coordinator:
+        async with Coordinator(bus=bus, shell=SHELL, ambient=ambient()) as coordinator:
             await coordinator.wait_leading()
             yield RecordedCluster(client, running, HistoryReader(client.router.bus, client.router.names), bus)
         await bus.close()
@@ -259,37 +263,33 @@ async def test_who_held_what_at_a_time_is_read_from_the_history():
 
 async def test_a_gang_held_slots_also_if_the_leader_that_formed_it_could_not_record_that():
     async with system(workers=2) as seen:
-        hub, loop = seen.running.hub, asyncio.get_running_loop()
-        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
-        shell = ServiceSettings(history=HISTORY, node="c")
-        async with Coordinator(bus=hub.connect("next"), shell=shell, ambient=ambient) as following:
+        hub = seen.running.hub
+        async with Coordinator(bus=hub.connect("next"), shell=SHELL, ambient=ambient()) as following:
             async with seen.client.gang(pool="images", size=2, slots=3, ttl_s=60) as gang:
                 hub.partition(seen.leader)
                 await following.wait_leading()
                 await asyncio.sleep(SETTLED_S)
-                [held] = [record for record in await seen.reader.held_at(ambient.wall()) if record.gang]
+                [held] = [record for record in await seen.reader.held_at(ambient().wall()) if record.gang]
                 assert (held.kind, held.gang, held.slots) == (HistoryKind.GANG_RECOVERED, gang.id, 6)
                 assert sorted(held.workers) == ["images.w1", "images.w2"]
             hub.heal(seen.leader)
             await asyncio.sleep(SETTLED_S)
-            assert await seen.reader.held_at(ambient.wall()) == []
+            assert await seen.reader.held_at(ambient().wall()) == []
 
 
 async def test_a_gang_whose_leader_died_before_it_could_record_the_end_has_ended_all_the_same():
     async with system(workers=2) as seen:
-        hub, loop = seen.running.hub, asyncio.get_running_loop()
-        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
-        shell = ServiceSettings(history=HISTORY, node="c")
-        async with Coordinator(bus=hub.connect("next"), shell=shell, ambient=ambient) as following:
+        hub = seen.running.hub
+        async with Coordinator(bus=hub.connect("next"), shell=SHELL, ambient=ambient()) as following:
             async with seen.client.gang(pool="images", size=2, slots=1, ttl_s=60):
                 await asyncio.sleep(SETTLED_S)
             async with seen.client.gang(pool="images", size=2, slots=3, ttl_s=60) as gang:
                 await asyncio.sleep(SETTLED_S)
-                assert [record.gang for record in await seen.reader.held_at(ambient.wall())] == [gang.id]
+                assert [record.gang for record in await seen.reader.held_at(ambient().wall())] == [gang.id]
             hub.partition(seen.leader)
             await following.wait_leading()
             await asyncio.sleep(SETTLED_S)
-            assert await seen.reader.held_at(ambient.wall()) == []
+            assert await seen.reader.held_at(ambient().wall()) == []
             ends = await seen.told(HistoryKind.GANG_ENDED)
             assert len(ends) == 2 and ends[-1].gang == gang.id and ends[-1].by == f"coordinator.{following.instance}"
             hub.heal(seen.leader)  # the record was only late

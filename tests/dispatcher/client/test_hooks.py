@@ -17,6 +17,7 @@ from gangline.schemas.errors.base import InvalidArguments, InvalidSettings, Task
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
+from ...support.dispatcher.fakes import cancel_and_wait
 from ...support.rows import in_rows
 
 
@@ -118,9 +119,7 @@ async def test_errors_and_cancellations_pass_through_hooks() -> None:
     async with client_with(slow) as client:
         task = asyncio.ensure_future(client.call("images.double", 1))
         await waiting.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel_and_wait(task)
 
 
 async def test_streams_pass_through_hooks_and_leaving_early_closes_them() -> None:

@@ -18,7 +18,7 @@ from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskState
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent
+from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, silent
 
 pool = Pool("app", slots=20)
 
@@ -141,7 +141,6 @@ def refuse(worker: FakeWorker, check: str = "") -> None:
     worker.bus.publish(worker.replies[-1] + check, body, headers=fields)
 
 
-@on_rig()
 async def test_a_refused_message_ends_what_the_worker_has_not_seen_at_once(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, slots=100)
     calls = [asyncio.ensure_future(rig.client.call("images.echo", number)) for number in range(3)]
@@ -162,10 +161,8 @@ async def test_a_refused_message_ends_what_the_worker_has_not_seen_at_once(rig: 
                 await call
     worker.answer((AnswerOp.OK, known, "done"), reply=reply)
     assert await calls[0] == "done"
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_worker_that_refuses_even_the_question_ends_everything_sent_to_it(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, slots=100)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -179,10 +176,8 @@ async def test_a_worker_that_refuses_even_the_question_ends_everything_sent_to_i
         for waiting in (call, lease):
             with pytest.raises(MalformedMessage, match="not readable"):
                 await waiting
-    rig.balanced()
 
 
-@on_rig()
 async def test_an_answer_that_cannot_be_read_ends_its_request_and_no_other(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, slots=100)
     calls = [asyncio.ensure_future(rig.client.call("images.echo", number)) for number in range(2)]
@@ -193,4 +188,3 @@ async def test_an_answer_that_cannot_be_read_ends_its_request_and_no_other(rig: 
         with pytest.raises(Exception, match="cannot be read") as raised:
             await calls[0]
     assert raised.value.may_have_started  # type: ignore[attr-defined]
-    rig.balanced()

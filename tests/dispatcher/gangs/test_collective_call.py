@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.dispatcher.gangs.collective_call import Arguments, by_rank, run_on_all, same_for_all
 from gangline.dispatcher.gangs.members import Formation, copier
-from gangline.schemas.errors.base import (
-    DeadlineExceeded,
-    GangFailed,
-    GangRestarted,
-    InvalidArguments,
-    TaskFailed,
-    WorkerLost,
-)
 from gangline.schemas.records.gangs import Seat
+
+from ...support.dispatcher.fakes import give_up
 
 
 def formation(size: int = 3) -> Formation:
@@ -55,23 +50,23 @@ async def test_results_come_by_rank():
 
 
 async def test_the_first_failure_cancels_the_others_and_keeps_what_was_done():
-    ranks = Ranks("a", TaskFailed("no luck"), None)
-    with pytest.raises(GangFailed) as caught:
+    ranks = Ranks("a", errors.TaskFailed("no luck"), None)
+    with pytest.raises(errors.GangFailed) as caught:
         await run(ranks)
     error = caught.value
     assert (error.generation, error.rank) == (7, 1) and "train.w1" in str(error)
-    assert isinstance(error.__cause__, TaskFailed)
+    assert isinstance(error.__cause__, errors.TaskFailed)
     assert error.results == {0: "a"} and ranks.cancelled == [2]
 
 
 async def test_the_end_of_the_generation_outweighs_what_a_rank_says():
-    with pytest.raises(GangRestarted) as caught:
-        await run(Ranks(WorkerLost("gone"), GangRestarted("torn down", details={"generation": 7}), "c"))
+    with pytest.raises(errors.GangRestarted) as caught:
+        await run(Ranks(errors.WorkerLost("gone"), errors.GangRestarted("torn down", details={"generation": 7}), "c"))
     assert caught.value.results == {2: "c"}
 
 
 async def test_deadlines_and_wrong_requests_are_raised_as_they_are():
-    for error in (DeadlineExceeded("late"), InvalidArguments("wrong")):
+    for error in (errors.DeadlineExceeded("late"), errors.InvalidArguments("wrong")):
         with pytest.raises(type(error)):
             await run(Ranks(error, None, None))
 
@@ -82,7 +77,7 @@ async def test_a_bug_is_no_failure_of_a_rank():
 
 
 async def test_partial_waits_for_all_and_gives_errors_as_results():
-    lost = WorkerLost("gone")
+    lost = errors.WorkerLost("gone")
     assert await run(Ranks("a", lost, "c"), partial=True) == ["a", lost, "c"]
 
 
@@ -90,20 +85,19 @@ async def test_cancelling_cancels_every_rank_before_it_returns():
     ranks = Ranks(None, None, None)
     task = asyncio.ensure_future(run(ranks))
     await asyncio.sleep(1)
-    task.cancel()
-    await asyncio.wait([task])
+    await give_up(task)
     assert task.cancelled() and sorted(ranks.cancelled) == [0, 1, 2]
 
 
 def test_arguments_by_rank():
     assert by_rank(3, [("a", 1), {"b": 2}, []]) == [(("a", 1), {}), ((), {"b": 2}), ((), {})]
     for wrong in ([()], "abc", [(), (), 7], None):
-        with pytest.raises(InvalidArguments):
+        with pytest.raises(errors.InvalidArguments):
             by_rank(3, wrong)  # type: ignore[arg-type]
 
 
 async def test_each_waiter_raises_an_error_of_its_own():
-    make = copier(GangRestarted("torn down", details={"rank": 1}, may_have_started=False))
+    make = copier(errors.GangRestarted("torn down", details={"rank": 1}, may_have_started=False))
     one, two = make(), make()
     assert one is not two and one.details is not two.details
-    assert isinstance(one, GangRestarted) and one.rank == 1 and one.may_have_started is False
+    assert isinstance(one, errors.GangRestarted) and one.rank == 1 and one.may_have_started is False

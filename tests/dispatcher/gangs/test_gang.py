@@ -8,29 +8,27 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import (
-    ClosedError,
-    DeadlineExceeded,
-    GangEnded,
-    GangFailed,
-    GangImpossible,
-    GangNotFormed,
-    GangRestarted,
-    InvalidArguments,
-    InvalidRequest,
-    InvalidSettings,
-    NoCoordinator,
-    SelectionUsed,
-    TaskFailed,
-    UnknownMethod,
-    WrongPool,
-)
+from gangline import errors
 from gangline.schemas.messages.gangs import GangEventKind, GangReply
 from gangline.schemas.names import GangOperation
 from gangline.worker.context.task_context import GangContext
 
+from ...support.dispatcher.fakes import give_up
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
 from ...support.rows import in_rows
+from ...waiting import loop_time
+
+
+async def started(rig: GangRig, gang: Any, *arguments: Any, **options: Any) -> asyncio.Task[list[Any]]:
+    """A run of `wait` that has started on all ranks."""
+    running = asyncio.create_task(gang.options(**options).run("wait", *arguments))
+    await until(lambda: len(rig.probe.started) == gang.size)
+    return running
+
+
+def worker_of(gang: Any, rank: int) -> str:
+    return str(gang.members[rank].worker.partition(".")[2])
+
 
 # -- acquiring and releasing --------------------------------------------------------------------------------------
 
@@ -58,22 +56,21 @@ async def test_bundles_over_pools_make_ranks_in_their_order(rig: GangRig) -> Non
         assert [member.pool for member in gang.members] == ["train", "train", "licences"]
         assert gang.members[2].slots == 2
         assert [result[0] for result in await gang.run("who")] == [0, 1, 2]
-        with pytest.raises(WrongPool, match="rank 2 is of pool 'licences'"):
+        with pytest.raises(errors.WrongPool, match="rank 2 is of pool 'licences'"):
             await gang.call(2, "train.who")
 
 
 @on_gang_rig("w1")
 async def test_what_can_never_be_and_what_is_malformed_is_refused_at_once(rig: GangRig) -> None:
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
-    with pytest.raises(GangImpossible):
+    began_at = loop_time()
+    with pytest.raises(errors.GangImpossible):
         async with rig.client.gang(pool="train", size=3, deadline_s=60):
             pass
-    with pytest.raises(GangImpossible):
+    with pytest.raises(errors.GangImpossible):
         async with rig.client.gang(pool="nowhere", size=1, deadline_s=60):
             pass
-    assert loop.time() - began_at < 1
-    wrong: list[dict[str, Any]] = [
+    assert loop_time() - began_at < 1
+    for fields in (
         {},
         {"pool": "train", "size": 0},
         {"pool": "train", "size": 2, "strategy": "around"},
@@ -83,16 +80,15 @@ async def test_what_can_never_be_and_what_is_malformed_is_refused_at_once(rig: G
         {"pool": "train", "deadline_s": 0},
         {"pool": "train", "ttl_s": 0.1},
         {"pool": "train", "max_restarts": -1},
-    ]
-    for fields in wrong:
-        with pytest.raises(InvalidRequest):
-            rig.client.gang(**fields)
+    ):
+        with pytest.raises(errors.InvalidRequest):
+            rig.client.gang(**fields)  # type: ignore[arg-type]
 
 
 @on_gang_rig("w1")
 async def test_a_second_gang_waits_for_the_first_and_a_deadline_says_what_stood_in_its_way(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2):
-        with pytest.raises(GangNotFormed) as caught:
+        with pytest.raises(errors.GangNotFormed) as caught:
             async with rig.client.gang(pool="train", size=2, deadline_s=2):
                 pass
         assert caught.value.details["lacks"]
@@ -103,7 +99,7 @@ async def test_a_second_gang_waits_for_the_first_and_a_deadline_says_what_stood_
     gang = await entering
     assert gang.size == 2
     await second.__aexit__(None, None, None)
-    with pytest.raises(SelectionUsed):
+    with pytest.raises(errors.SelectionUsed):
         await second.__aenter__()
 
 
@@ -112,8 +108,7 @@ async def test_giving_up_the_wait_leaves_nothing_behind(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2):
         waiting = asyncio.ensure_future(rig.client.gang(pool="train", size=1).__aenter__())
         await asyncio.sleep(1)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        await give_up(waiting)
     await asyncio.sleep(1)
     assert rig.free("w1") == 2
     assert rig.coordinator is not None and rig.coordinator.statistics().gangs["gangs"] == 0
@@ -122,12 +117,11 @@ async def test_giving_up_the_wait_leaves_nothing_behind(rig: GangRig) -> None:
 @on_gang_rig("w1")
 async def test_closing_the_client_gives_its_gangs_back(rig: GangRig) -> None:
     gang = await rig.client.gang(pool="train", size=2).__aenter__()
-    running = asyncio.ensure_future(gang.run("wait"))
-    await until(lambda: len(rig.probe.started) == 2)
+    running = await started(rig, gang)
     await rig.client.close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         await running
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         await gang.run("who")
     await asyncio.sleep(1)
     assert rig.free("w1") == 2
@@ -138,13 +132,12 @@ async def test_without_a_coordinator_acquiring_waits_for_one_if_it_has_a_deadlin
     await rig.worker("w1")
     assert rig.coordinator is not None
     await rig.coordinator.stop()
-    loop = asyncio.get_running_loop()
     for deadline_s, patience_s in ((1.5, 1.5), (None, 0)):
-        began_at = loop.time()
-        with pytest.raises(NoCoordinator, match="gangline coordinator"):
+        began_at = loop_time()
+        with pytest.raises(errors.NoCoordinator, match="gangline coordinator"):
             async with rig.client.gang(pool="train", size=1, deadline_s=deadline_s):
                 pass
-        assert loop.time() - began_at == pytest.approx(patience_s, abs=0.2)
+        assert loop_time() - began_at == pytest.approx(patience_s, abs=0.2)
     entering = asyncio.ensure_future(rig.client.gang(pool="train", size=1, deadline_s=30).__aenter__())
     await asyncio.sleep(2)
     await rig.start_coordinator("second")
@@ -161,18 +154,18 @@ async def test_a_gang_that_waits_when_the_last_coordinator_goes_waits_for_anothe
         entering = asyncio.ensure_future(rig.client.gang(pool="train", size=1).__aenter__())
         await asyncio.sleep(2)
         await rig.coordinator.stop()
-        began_at = asyncio.get_running_loop().time()
-        with pytest.raises(NoCoordinator):
+        began_at = loop_time()
+        with pytest.raises(errors.NoCoordinator):
             await entering
-        assert 3 <= asyncio.get_running_loop().time() - began_at < 10
+        assert 3 <= loop_time() - began_at < 10
 
 
 @on_gang_rig("w1")
 async def test_whoever_waits_in_vain_is_told_what_stood_in_the_way(rig: GangRig) -> None:
     """Also when the request was to be sent again at the very moment of the deadline."""
 
-    async def in_vain(deadline_s: float, ttl_s: float) -> GangNotFormed:
-        with pytest.raises(GangNotFormed) as caught:
+    async def in_vain(deadline_s: float, ttl_s: float) -> errors.GangNotFormed:
+        with pytest.raises(errors.GangNotFormed) as caught:
             async with rig.client.gang(pool="train", size=1, deadline_s=deadline_s, ttl_s=ttl_s):
                 pass
         return caught.value
@@ -180,15 +173,15 @@ async def test_whoever_waits_in_vain_is_told_what_stood_in_the_way(rig: GangRig)
     async with rig.client.gang(pool="train", size=2):
         deadlines = (12, 7.01, 7, 5, 4, 3.1, 3, 2, 1.5, 1.25, 1, 0.5, 1 / 3, 0.1)
         for ttl_s in (1.0, 3.0, 15.0):
-            errors = await asyncio.gather(*(in_vain(deadline_s, ttl_s) for deadline_s in deadlines))
-            untold = [limit for limit, error in zip(deadlines, errors, strict=True) if not error.details["lacks"]]
+            refusals = await asyncio.gather(*(in_vain(deadline_s, ttl_s) for deadline_s in deadlines))
+            untold = [limit for limit, error in zip(deadlines, refusals, strict=True) if not error.details["lacks"]]
             assert untold == []
-            assert "13 gangs ahead of it in the queue" in str(errors[-1])
+            assert "13 gangs ahead of it in the queue" in str(refusals[-1])
 
 
 @on_gang_rig("w1")
 async def test_who_waits_for_workers_gets_its_gang_when_they_come(rig: GangRig) -> None:
-    with pytest.raises(GangImpossible):
+    with pytest.raises(errors.GangImpossible):
         async with rig.client.gang(pool="train", size=4):
             pass
     entering = asyncio.ensure_future(rig.client.gang(pool="train", size=4, wait_for_workers=True).__aenter__())
@@ -205,12 +198,11 @@ async def test_who_waits_for_workers_gets_its_gang_when_they_come(rig: GangRig) 
 @on_gang_rig("w1")
 async def test_an_operator_ends_a_gang_and_its_owner_is_told_why(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2) as gang:
-        running = asyncio.ensure_future(gang.run("wait"))
-        await until(lambda: len(rig.probe.started) == 2)
+        running = await started(rig, gang)
         body = json.dumps({"id": gang.id, "reason": "maintenance"}).encode()
         answer = await rig.bus.request(rig.names.gang(GangOperation.END), body, timeout_s=10)
         assert json.loads(answer.data)["state"] == "ended"
-        with pytest.raises(GangEnded, match="maintenance"):
+        with pytest.raises(errors.GangEnded, match="maintenance"):
             await running
     assert rig.free("w1") == 2
 
@@ -225,6 +217,10 @@ async def test_a_run_is_on_all_ranks_and_its_results_are_by_rank(rig: GangRig) -
         each = [("a",), {"word": "b"}, ["c"], ()]
         assert [result[3] for result in await gang.run_each("who", each)] == ["a", "b", "c", ""]
         assert await gang.call(2, "train.who", "only") == [2, 4, 1, "only"]
+        assert [item async for item in gang.stream(1, "count", 200)] == [[1, number] for number in range(200)]
+        results = await gang.options(partial=True).run_each("who", [(), {"wrong": 1}, (), ()])
+        assert results[0] == [0, 4, 1, ""] and results[2] == [2, 4, 1, ""]
+        assert isinstance(results[1], errors.InvalidArguments)
 
 
 @on_gang_rig("w1", "w2")
@@ -235,8 +231,7 @@ async def test_members_talk_and_each_run_has_a_talk_of_its_own(rig: GangRig) -> 
         assert await gang.run_each("gather", each) == [expected] * 3
         half = asyncio.ensure_future(gang.call(1, "gather", "half"))
         await asyncio.sleep(1)
-        half.cancel()
-        await asyncio.wait([half])
+        await give_up(half)
         assert await gang.run_each("gather", each) == [expected] * 3
 
 
@@ -244,17 +239,17 @@ async def test_members_talk_and_each_run_has_a_talk_of_its_own(rig: GangRig) -> 
 async def test_wrong_ranks_arguments_and_options_are_refused_before_anything_is_sent(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2) as gang:
         for rank in (-1, 2, "0", True):
-            with pytest.raises(InvalidRequest, match="0 to 1"):
+            with pytest.raises(errors.InvalidRequest, match="0 to 1"):
                 await gang.call(rank, "who")  # type: ignore[arg-type]
         for arguments in ([()], [(), (), ()], "ab", [1, 2], {"a": 1}):
-            with pytest.raises(InvalidArguments):
+            with pytest.raises(errors.InvalidArguments):
                 await gang.run_each("who", arguments)  # type: ignore[arg-type]
         for retries in (-1, 1.5, True):
-            with pytest.raises(InvalidSettings):
+            with pytest.raises(errors.InvalidSettings):
                 gang.options(retries=retries)  # type: ignore[arg-type]
-        with pytest.raises(UnknownMethod):
+        with pytest.raises(errors.UnknownMethod):
             await gang.run("nothing")
-        with pytest.raises(InvalidArguments):
+        with pytest.raises(errors.InvalidArguments):
             await gang.run("who", wrong=1)
         assert rig.free("w1") == 0
 
@@ -262,42 +257,27 @@ async def test_wrong_ranks_arguments_and_options_are_refused_before_anything_is_
 @on_gang_rig("w1", "w2")
 async def test_the_first_failure_is_raised_with_its_rank_and_the_others_are_cancelled(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4) as gang:
-        with pytest.raises(GangFailed) as caught:
+        with pytest.raises(errors.GangFailed) as caught:
             await gang.run("fail_on", 2)
         error = caught.value
         assert (error.rank, error.generation) == (2, 1)
-        assert isinstance(error.__cause__, TaskFailed) and error.__cause__.remote_type == "ValueError"
-        assert not isinstance(error, GangRestarted)
+        assert isinstance(error.__cause__, errors.TaskFailed) and error.__cause__.remote_type == "ValueError"
+        assert not isinstance(error, errors.GangRestarted)
         assert await gang.run("who") == [[rank, 4, 1, ""] for rank in range(4)], "the gang goes on, its slots are free"
 
 
 @on_gang_rig("w1", "w2")
-async def test_partial_results_stand_beside_errors(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=3) as gang:
-        results = await gang.options(partial=True).run_each("who", [(), {"wrong": 1}, ()])
-        assert results[0] == [0, 3, 1, ""] and results[2] == [2, 3, 1, ""]
-        assert isinstance(results[1], InvalidArguments)
-
-
-@on_gang_rig("w1", "w2")
-async def test_cancelling_a_run_stops_every_rank(rig: GangRig) -> None:
+async def test_cancelling_a_run_and_a_deadline_stop_every_rank(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4) as gang:
-        running = asyncio.ensure_future(gang.run("wait"))
-        await until(lambda: len(rig.probe.started) == 4)
-        running.cancel()
-        await asyncio.wait([running])
+        running = await started(rig, gang)
+        await give_up(running)
         assert running.cancelled()
         await asyncio.sleep(0.1)
         assert sorted(rig.probe.stopped) == [(1, rank) for rank in range(4)]
-
-
-@on_gang_rig("w1")
-async def test_a_deadline_stops_every_rank(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=2) as gang:
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(errors.DeadlineExceeded):
             await gang.options(timeout_s=2).run("wait")
         await asyncio.sleep(0.1)
-        assert len(rig.probe.stopped) == 2
+        assert len(rig.probe.stopped) == 8
 
 
 @on_gang_rig("w1")
@@ -312,23 +292,16 @@ async def test_a_rank_with_one_slot_runs_its_tasks_one_after_the_other(rig: Gang
         assert await second == [0, 1, 1, ""]
 
 
-@on_gang_rig("w1")
-async def test_items_stream_from_a_rank(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=2) as gang:
-        assert [item async for item in gang.stream(1, "count", 200)] == [[1, number] for number in range(200)]
-
-
 # -- restarts -----------------------------------------------------------------------------------------------------
 
 
 @on_gang_rig("w1", "w2", "w3")
 async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
-        running = asyncio.ensure_future(gang.run("wait"))
-        await until(lambda: len(rig.probe.started) == 4)
+        running = await started(rig, gang)
         victim = gang.members[1]
         rig.cut(victim.worker.partition(".")[2])
-        with pytest.raises(GangRestarted) as caught:
+        with pytest.raises(errors.GangRestarted) as caught:
             await running
         assert caught.value.generation == 1 and caught.value.may_have_started
         assert await gang.wait_formed() == gang.generation == 2
@@ -338,27 +311,13 @@ async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangR
 
 
 @on_gang_rig("w1", "w2", "w3")
-async def test_with_retries_the_run_is_made_again_on_the_next_generation(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
-        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
-        await until(lambda: len(rig.probe.started) == 4)
-        rig.cut(gang.members[3].worker.partition(".")[2])
-        rig.probe.go.set()
-        results = await running
-        assert results in ([f"2.{rank}" for rank in range(4)], [f"1.{rank}" for rank in range(4)])
-
-
-@on_gang_rig("w1", "w2", "w3")
 async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
         running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
         for generation in (1, 2):
             await until(lambda g=generation: (g, 0) in rig.probe.started)
-            if generation == 2:
-                break
-            rig.cut(gang.members[0].worker.partition(".")[2])
-        rig.cut(gang.members[0].worker.partition(".")[2])
-        with pytest.raises(GangRestarted) as caught:
+            rig.cut(worker_of(gang, 0))
+        with pytest.raises(errors.GangRestarted) as caught:
             await running
         assert caught.value.generation == 2
 
@@ -366,25 +325,22 @@ async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig
 @on_gang_rig("w1", "w2")
 async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", restart="fail") as gang:
-        running = asyncio.ensure_future(gang.options(retries=5).run("wait"))
-        await until(lambda: len(rig.probe.started) == 2)
-        rig.cut(gang.members[1].worker.partition(".")[2])
-        with pytest.raises(GangFailed) as caught:
+        running = await started(rig, gang, retries=5)
+        rig.cut(worker_of(gang, 1))
+        with pytest.raises(errors.GangFailed) as caught:
             await running
-        assert caught.value.rank == 1 and not isinstance(caught.value, GangRestarted)
+        assert caught.value.rank == 1 and not isinstance(caught.value, errors.GangRestarted)
         await asyncio.sleep(10)
-        with pytest.raises(GangFailed):
+        with pytest.raises(errors.GangFailed):
             await gang.run("who")
-        with pytest.raises(GangFailed):
+        with pytest.raises(errors.GangFailed):
             await gang.wait_formed()
         assert gang.lost is not None
 
 
 @in_rows("restart", ["restart_gang", "restart_member"])
 @on_gang_rig()
-async def test_a_member_that_did_not_start_this_time_is_no_failure_of_a_run_with_retries(
-    rig: GangRig, restart: str
-) -> None:
+async def test_a_member_that_did_not_start_is_no_failure_of_a_run_with_retries(rig: GangRig, restart: str) -> None:
     tried = []
     pool = pool_of(rig.probe)
 
@@ -411,9 +367,9 @@ async def test_a_member_that_never_starts_is_the_cause_that_the_run_tells(rig: G
 
     await rig.worker("w1", pool)
     async with rig.client.gang(pool="train", size=1, max_restarts=1, backoff_s=0.1) as gang:
-        with pytest.raises(GangFailed, match="no disk") as caught:
+        with pytest.raises(errors.GangFailed, match="no disk") as caught:
             await gang.options(retries=5).run("who")
-        assert not isinstance(caught.value, GangRestarted)
+        assert not isinstance(caught.value, errors.GangRestarted)
 
 
 @on_gang_rig("w1", "w2")
@@ -435,8 +391,8 @@ async def test_restart_member_leaves_calls_on_the_others_alone(rig: GangRig) -> 
     async with rig.client.gang(pool="train", size=3, strategy="spread", restart="restart_member") as gang:
         calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(3)]
         await until(lambda: len(rig.probe.started) == 3)
-        rig.cut(gang.members[2].worker.partition(".")[2])
-        with pytest.raises(GangRestarted):
+        rig.cut(worker_of(gang, 2))
+        with pytest.raises(errors.GangRestarted):
             await calls[2]
         await until(lambda: gang.generation == 2)
         assert not calls[0].done() and not calls[1].done()
@@ -450,7 +406,7 @@ async def test_runs_in_a_new_generation_have_numbers_of_their_own(rig: GangRig) 
     """A task of a run that was sent in the generation before may reach a member that is already in the new one."""
     async with rig.client.gang(pool="train", size=2, strategy="spread", restart="restart_member") as gang:
         runs = await gang.run("run_of")
-        rig.cut(gang.members[1].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 1))
         await until(lambda: gang.generation == 2)
         runs += await gang.run("run_of")
         assert len(set(runs)) == 2 and 0 not in runs
@@ -464,14 +420,14 @@ async def test_a_member_that_is_lost_without_a_spare_is_told_at_once_and_waited_
         assert (gang.state, gang.lost_ranks) == ("formed", ())
         calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(2)]
         await until(lambda: len(rig.probe.started) == 2)
-        rig.cut(gang.members[1].worker.partition(".")[2])
-        with pytest.raises(GangRestarted, match="rank 1 of gang .* was lost in generation 1") as caught:
+        rig.cut(worker_of(gang, 1))
+        with pytest.raises(errors.GangRestarted, match="rank 1 of gang .* was lost in generation 1") as caught:
             await calls[1]
         assert "torn down" not in str(caught.value) and caught.value.may_have_started
         assert (gang.state, gang.lost_ranks, gang.lost, gang.generation) == ("repairing", (1,), None, 1)
         assert not calls[0].done(), "the others go on"
         formed = asyncio.ensure_future(gang.wait_formed())
-        with pytest.raises(GangNotFormed, match="not repaired by the deadline"):
+        with pytest.raises(errors.GangNotFormed, match="not repaired by the deadline"):
             await gang.options(timeout_s=1).run("who")
         assert not formed.done()
         await rig.worker("w3", pool_of(rig.probe, slots=1))
@@ -485,9 +441,8 @@ async def test_a_member_that_is_lost_without_a_spare_is_told_at_once_and_waited_
 @on_gang_rig("w1", "w2")
 async def test_a_worker_that_is_told_to_leave_twice_counts_as_a_restart_and_as_no_failure(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
-        leaving = rig.workers[gang.members[1].worker.partition(".")[2]]
-        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
-        await until(lambda: len(rig.probe.started) == 2)
+        leaving = rig.workers[worker_of(gang, 1)]
+        running = await started(rig, gang, retries=1)
         events = gang.events()
         leaving.begin_drain(30.0)
         await asyncio.sleep(1)
@@ -509,7 +464,7 @@ async def test_what_happens_to_the_gang_can_be_followed(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
         await gang.ready()
         events = gang.events()
-        rig.cut(gang.members[0].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 0))
         kinds = []
         async for event in events:
             kinds.append(event.kind)
@@ -535,15 +490,15 @@ async def test_a_gang_with_a_range_of_sizes_is_as_large_as_there_is_room_for_in_
         await rig.worker(name, pool_of(rig.probe, slots=1))
     async with rig.client.gang(pool="train", size=(2, 8), backoff_s=0) as gang:
         assert gang.size == 3 and [rank for rank, *_ in await gang.run("who")] == [0, 1, 2]
-        rig.cut(gang.members[2].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 2))
         await until(lambda: gang.generation == 2)
         assert gang.size == 2 and [result[:3] for result in await gang.run("who")] == [[0, 2, 2], [1, 2, 2]]
         await rig.worker("w4", pool_of(rig.probe, slots=1))
         assert gang.size == 2
-        rig.cut(gang.members[0].worker.partition(".")[2])
+        rig.cut(worker_of(gang, 0))
         await until(lambda: gang.generation == 3)
         words = await gang.run_each("who", lambda size: [(f"{rank} of {size}",) for rank in range(size)])
         assert [word for *_, word in words] == ["0 of 2", "1 of 2"]
     for wrong in ((2, 1), (0, 3), (1, 2, 3)):
-        with pytest.raises(InvalidRequest, match="size"):
+        with pytest.raises(errors.InvalidRequest, match="size"):
             rig.client.gang(pool="train", size=wrong)  # type: ignore[arg-type]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import GangEnded, GangFailed, GanglineError, GangNotFormed, InvalidRequest, NoWorkers
+from gangline.schemas.errors.base import GangEnded, GangFailed, GangNotFormed, InvalidRequest, NoWorkers
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.records.gangs import GangSetStatus, SetState
 from gangline.worker.pool.pool import Pool
 
-from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, until
+from ...support.dispatcher.gang_rig import PAIR, GangRig, Load, on_gang_rig, until
+from ...waiting import loop_time
 
 
 class Starts:
@@ -47,14 +48,13 @@ class Starts:
 async def test_a_gang_is_ready_when_the_start_hooks_of_all_its_members_have_ended(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2")
     starts.takes_s = 3.0
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
-        assert loop.time() - began < 1.0, "formed, and not ready"
+        assert loop_time() - began < 1.0, "formed, and not ready"
         reply = await rig.client.router.gangs.coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
         assert (reply.step, reply.ready) == ("formed", False)
         assert await gang.ready() == 1
-        assert 3.0 <= loop.time() - began < 3.5
+        assert 3.0 <= loop_time() - began < 3.5
         assert await gang.ready() == 1
         reply = await rig.client.router.gangs.coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
         assert reply.ready
@@ -67,18 +67,13 @@ async def test_a_gang_without_start_hooks_is_ready_at_once(rig: GangRig) -> None
 
 
 @on_gang_rig()
-async def test_ready_waits_over_a_failed_start_for_the_next_generation(rig: GangRig) -> None:
+async def test_ready_waits_over_a_failed_start_for_the_next_generation_and_raises_what_ended_it(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2")
     starts.takes_s, starts.fails = 1.0, {1}
     async with rig.client.gang(pool="train", size=2, backoff_s=0.1) as gang:
         assert await gang.ready() == 2
         assert gang.restarts == 1
-
-
-@on_gang_rig()
-async def test_ready_raises_what_ended_the_gang(rig: GangRig) -> None:
-    starts = await Starts().workers(rig, "w1", "w2")
-    starts.takes_s, starts.fails = 1.0, {1, 2}
+    starts.fails = {1, 2}
     with pytest.raises((GangFailed, GangEnded), match="no weights"):
         async with rig.client.gang(pool="train", size=2, max_restarts=1, backoff_s=0.1) as gang:
             await gang.ready()
@@ -98,12 +93,11 @@ async def test_ready_is_waited_for_until_the_deadline(rig: GangRig) -> None:
 async def test_a_start_hook_that_hangs_fails_its_member_after_start_timeout_s(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2")
     starts.takes_s = 1e6
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     with pytest.raises((GangFailed, GangEnded), match=r"start_timeout_s \(5 s\)"):
         async with rig.client.gang(pool="train", size=2, restart="fail", start_timeout_s=5.0) as gang:
             await gang.ready()
-    assert 5.0 <= loop.time() - began < 7.0
+    assert 5.0 <= loop_time() - began < 7.0
     await until(lambda: rig.free("w1") == rig.free("w2") == 2)
     with pytest.raises(InvalidRequest, match="start_timeout_s"):
         rig.client.gang(pool="train", size=2, start_timeout_s=0)
@@ -144,32 +138,6 @@ async def steady(rig: GangRig, name: str, limit_s: float = 60.0) -> GangSetStatu
     raise AssertionError(f"{name} never came up: {await status_of(rig, name)}")
 
 
-class Calls:
-    """Calls to a set all the time; how long each took."""
-
-    def __init__(self, rig: GangRig, name: str) -> None:
-        self.took: list[float] = []
-        self.errors: list[GanglineError] = []
-        self._client = rig.client.options(timeout_s=30)
-        self._name = name
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                await self._client.call(f"{self._name}.who", "x")
-            except GanglineError as error:
-                self.errors.append(error)
-            self.took.append(loop.time() - began)
-            await asyncio.sleep(0.2)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-
 @on_gang_rig()
 async def test_callers_of_a_set_are_sent_to_gangs_that_are_ready(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2", "w3", "w4")
@@ -179,13 +147,12 @@ async def test_callers_of_a_set_are_sent_to_gangs_that_are_ready(rig: GangRig) -
     with pytest.raises(NoWorkers, match="gangset status llm"):
         await rig.client.options(timeout_s=0.5).call("llm.who", "too early")
     assert (await steady(rig, "llm")).ready == 1
-    calls = Calls(rig, "llm")
-    await rig.declare("llm", gangs=1, gang={**PAIR, "owner": "v2"})
-    await until(lambda: len(starts.began) == 4)
-    await asyncio.sleep(6.0)
-    assert (await steady(rig, "llm")).served
-    await calls.stop()
-    assert not calls.errors and len(calls.took) > 30 and max(calls.took) < 0.5, "nobody waits for a start"
+    async with Load(rig, "llm.who", "x", pause_s=0.2) as load:
+        await rig.declare("llm", gangs=1, gang={**PAIR, "owner": "v2"})
+        await until(lambda: len(starts.began) == 4)
+        await asyncio.sleep(6.0)
+        assert (await steady(rig, "llm")).served
+    assert not load.errors and len(load.results) > 30 and load.slowest_s < 0.5, "nobody waits for a start"
 
 
 @on_gang_rig()
@@ -194,11 +161,10 @@ async def test_callers_of_a_set_that_first_comes_up_wait_for_its_start_functions
     starts.takes_s = 50.0
     await rig.declare("llm", gangs=1, gang=PAIR)
     await until(lambda: len(starts.began) == 2)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     with pytest.raises(NoWorkers, match="no gang of standing set 'llm' is ready"):
         await rig.client.options(timeout_s=20).call("llm.who", "by its deadline, not after a second")
-    assert loop.time() - began == pytest.approx(20.0)
+    assert loop_time() - began == pytest.approx(20.0)
     assert (await rig.client.call("llm.who", "without a deadline"))[3] == "without a deadline"
     async with rig.client.choose_worker("llm") as selection:
         assert selection.gang is not None
@@ -211,12 +177,11 @@ async def test_callers_of_a_set_whose_members_fail_at_their_start_do_not_wait_fo
     starts.takes_s, starts.fails = 10.0, set(range(1, 100))
     await rig.declare("llm", gangs=1, gang={**PAIR, "backoff_s": 30.0, "restart": "fail"})
     await until(lambda: len(starts.began) == 2)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = loop_time()
     with pytest.raises(NoWorkers, match="gangset status llm"):
         await rig.client.call("llm.who", "x")
     tries = len(starts.began) / 2
-    assert 10 * tries < loop.time() - began < 10 * tries + 2, "as long as some gang started, and no_workers_wait_s"
+    assert 10 * tries < loop_time() - began < 10 * tries + 2, "as long as some gang started, and no_workers_wait_s"
 
 
 @on_gang_rig()
@@ -224,20 +189,19 @@ async def test_a_roll_to_gangs_that_fail_at_their_start_harms_no_caller_and_is_r
     starts = await Starts().workers(rig, "w1", "w2", "w3", "w4", "w5", "w6")
     await rig.declare("llm", gangs=2, gang=PAIR)
     await steady(rig, "llm")
-    calls = Calls(rig, "llm")
-    starts.takes_s, starts.fails = 0.2, set(range(1, 100))
-    await rig.declare("llm", gangs=2, gang={**PAIR, "owner": "bad"})
-    await asyncio.sleep(20.0)
-    status = await status_of(rig, "llm")
-    assert status is not None and status.state is SetState.FAILING and status.stopped
-    assert "RuntimeError: no weights" in status.reason and "stopped" in status.reason
-    assert (status.gangs, status.ready, status.old) == (2, 0, 2)
-    assert status.previous is not None
-    await rig.declare("llm", gangs=2, gang=status.previous)
-    await asyncio.sleep(3.0)
-    assert (await steady(rig, "llm")).ready == 2
-    await calls.stop()
-    assert not calls.errors and len(calls.took) > 30 and max(calls.took) < 0.5
+    async with Load(rig, "llm.who", "x", pause_s=0.2) as load:
+        starts.takes_s, starts.fails = 0.2, set(range(1, 100))
+        await rig.declare("llm", gangs=2, gang={**PAIR, "owner": "bad"})
+        await asyncio.sleep(20.0)
+        status = await status_of(rig, "llm")
+        assert status is not None and status.state is SetState.FAILING and status.stopped
+        assert "RuntimeError: no weights" in status.reason and "stopped" in status.reason
+        assert (status.gangs, status.ready, status.old) == (2, 0, 2)
+        assert status.previous is not None
+        await rig.declare("llm", gangs=2, gang=status.previous)
+        await asyncio.sleep(3.0)
+        assert (await steady(rig, "llm")).ready == 2
+    assert not load.errors and len(load.results) > 30 and load.slowest_s < 0.5
 
 
 @on_gang_rig()

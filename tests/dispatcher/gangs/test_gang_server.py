@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import subprocess
 import sysconfig
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,14 +13,10 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.nats_bus import connect as connect_bus
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import GangImpossible, GangRestarted, NoWorkers, WorkerLost
-from gangline.schemas.messages.gangs import GangEvent
-from gangline.schemas.names import Names
+from gangline.schemas.errors.base import GangImpossible, NoWorkers, WorkerLost
 
 from ...processes import ForkedProcess, ForkServer
 from ...scale import repetitions
@@ -158,68 +153,6 @@ async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: G
                     if event.kind == "formed":
                         break
             assert kinds == ["torn_down", "restarting", "formed"]
-
-
-async def test_a_frozen_member_is_found_out(site: GangProcesses, tmp_path: Path) -> None:
-    async with (
-        site.connected("w1", "w2", "w3") as client,
-        client.gang(pool="train", size=2, strategy="spread", deadline_s=PATIENCE_S) as gang,
-    ):
-        never = tmp_path / "never"
-        await gang.ready()
-        events = gang.events()
-        running = asyncio.ensure_future(gang.run("wait_for", str(never)))
-        await until(lambda: started(never, 1) == {0, 1})
-        victim = gang.members[1]
-        process = site.running[worker_of(victim)]
-        process.send_signal(signal.SIGSTOP)
-        try:
-            torn_down = await anext(events)
-            assert (torn_down.kind, torn_down.rank) == ("torn_down", 1)
-            assert torn_down.reason == f"worker_lost: {victim.worker}: no heartbeat for 3 s"
-            with pytest.raises(GangRestarted):
-                await running
-        finally:
-            process.send_signal(signal.SIGCONT)
-            await events.aclose()
-
-
-OWNER = """
-import asyncio, sys, gangline
-
-async def main():
-    async with gangline.connect(sys.argv[1], namespace=sys.argv[2]) as client:
-        async with client.gang(pool="train", size=2, ttl_s=2) as gang:
-            print(gang.id, flush=True)
-            await asyncio.sleep(1000)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_dead_owner_leaves_nothing_behind(site: GangProcesses) -> None:
-    async with site.connected("w1") as client, contextlib.AsyncExitStack() as stack:
-        ended: dict[str, str] = {}
-
-        def told(message: Any) -> None:
-            event = GangEvent.model_validate_json(message.data)
-            if event.kind == "ended":
-                ended[event.gang] = event.reason
-
-        bus = await connect_bus(ConnectionSettings.from_url(site.url), name="listener")
-        stack.push_async_callback(bus.close)
-        await bus.subscribe(Names(site.namespace).gang_events, told)
-        await bus.flush()
-        owner = site.forks.start(["-c", OWNER, site.url, site.namespace], stdout=subprocess.PIPE)
-        site.running["owner"] = owner
-        assert owner.stdout is not None
-        stack.callback(owner.stdout.close)
-        gang_id = (await asyncio.to_thread(owner.stdout.readline)).strip()
-        site.kill("owner")
-        async with client.gang(pool="train", size=2, deadline_s=PATIENCE_S) as gang:
-            assert [result[0] for result in await gang.run("where")] == [0, 1]
-        await until(lambda: gang_id in ended)
-        assert ended[gang_id].startswith("owner_lost")
 
 
 def test_plain_code_runs_gangs_too(site: GangProcesses) -> None:

@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.bus.memory.faults import WriteOutcome
 from gangline.dispatcher.gangs import gang as gang_module
-from gangline.schemas.errors.base import (
-    DeadlineExceeded,
-    GangEnded,
-    GanglineError,
-    GangNotFormed,
-    GangRestarted,
-    LeaseExpired,
-    WorkerLost,
-)
 from gangline.worker.pool.pool import Pool
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until
+from ...waiting import loop_time
 
 
 @on_gang_rig("w1", "w2")
@@ -42,18 +35,18 @@ async def test_a_gang_outlives_its_coordinator_and_the_next_one_takes_over(rig: 
 @on_gang_rig("w1")
 async def test_an_owner_that_cannot_renew_stops_trusting_before_the_gang_can_end(rig: GangRig) -> None:
     gang = await rig.client.gang(pool="train", size=2, ttl_s=6).__aenter__()
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     rig.hub.partition(rig.bus)
     await until(lambda: gang.lost is not None)
-    assert asyncio.get_running_loop().time() - began_at < 6
+    assert loop_time() - began_at < 6
     assert rig.workers["w1"].core.load.ongoing == 2, "the gang still stands"
-    with pytest.raises(LeaseExpired, match="could not be renewed in time"):
+    with pytest.raises(errors.LeaseExpired, match="could not be renewed in time"):
         await gang.run("who")
     await asyncio.sleep(10)
     assert rig.free("w1") == 2, "the owner was given up"
     rig.hub.heal(rig.bus)
-    await until(lambda: isinstance(gang.lost, GangEnded))
-    with pytest.raises(GangEnded):
+    await until(lambda: isinstance(gang.lost, errors.GangEnded))
+    with pytest.raises(errors.GangEnded):
         await gang.wait_formed()
     await gang.release()
 
@@ -84,7 +77,7 @@ async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRi
                 await pull()
 
         pool.discovery.informer.refresh = too_early  # type: ignore[method-assign]
-        pool.core.gone(pool.core.view.workers["w2"], asyncio.get_running_loop().time())
+        pool.core.gone(pool.core.view.workers["w2"], loop_time())
         assert "w2" not in pool.core.view.workers
         assert [result[0] for result in await gang.run("who")] == [0, 1, 2, 3]
         assert gang.generation == 1
@@ -93,7 +86,6 @@ async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRi
 @on_gang_rig("w1")
 async def test_looking_for_a_member_ends_with_the_callers_deadline(rig: GangRig) -> None:
     """Also when the ledger does not answer."""
-    loop = asyncio.get_running_loop()
     async with rig.client.gang(pool="train", size=1) as gang:
         pool = await rig.client.router.pool("train", None)
         assert pool.discovery is not None
@@ -102,11 +94,11 @@ async def test_looking_for_a_member_ends_with_the_callers_deadline(rig: GangRig)
             await asyncio.sleep(100)
 
         pool.discovery.informer.refresh = never  # type: ignore[method-assign]
-        pool.core.gone(pool.core.view.workers["w1"], loop.time())
-        began = loop.time()
-        with pytest.raises(DeadlineExceeded):
+        pool.core.gone(pool.core.view.workers["w1"], loop_time())
+        began = loop_time()
+        with pytest.raises(errors.DeadlineExceeded):
             await gang.options(timeout_s=0.5).run("who")
-        assert loop.time() - began < 0.6
+        assert loop_time() - began < 0.6
 
 
 class LoseTheFirstAnswer:
@@ -130,10 +122,10 @@ class LoseTheFirstAnswer:
 async def test_an_answer_that_was_lost_with_its_leader_is_made_up_for_by_the_event(rig: GangRig) -> None:
     faults = LoseTheFirstAnswer(rig.bus.inbox)
     rig.hub.faults = faults
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     async with rig.client.gang(pool="train", size=2) as gang:
         assert faults.lost == 1
-        assert asyncio.get_running_loop().time() - began_at < 0.5
+        assert loop_time() - began_at < 0.5
         assert gang.generation == 1 and gang.lost is None
 
 
@@ -152,7 +144,7 @@ async def test_a_run_waits_for_the_tasks_of_the_one_before_that_take_their_time_
 
     await rig.worker("w1", pool)
     async with rig.client.gang(pool="slow", size=1) as gang:
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(errors.DeadlineExceeded):
             await gang.options(timeout_s=0.5).run("tidy", 100)
         assert await gang.options(timeout_s=5).run("tidy", 0) == ["done"]
 
@@ -161,19 +153,18 @@ async def test_a_run_waits_for_the_tasks_of_the_one_before_that_take_their_time_
 async def test_a_call_ends_by_its_deadline_also_when_its_member_is_in_doubt(rig: GangRig) -> None:
     """What became of the whole gang is waited for no longer than the caller has time."""
     await rig.worker("w1")
-    loop = asyncio.get_running_loop()
     async with rig.client.gang(pool="train", size=1) as gang:
         line = gang._newest.lines[0]
 
         async def lost(*_: object) -> None:
             await asyncio.sleep(0.5)
-            raise WorkerLost("it seems to be gone", may_have_started=True)
+            raise errors.WorkerLost("it seems to be gone", may_have_started=True)
 
         line.call = lost  # type: ignore[method-assign, assignment]
-        began = loop.time()
-        with pytest.raises(GanglineError):
+        began = loop_time()
+        with pytest.raises(errors.GanglineError):
             await gang.options(timeout_s=1).run("who")
-        assert loop.time() - began < 1.1
+        assert loop_time() - began < 1.1
 
 
 @on_gang_rig()
@@ -184,41 +175,32 @@ async def test_a_run_that_fails_says_whether_any_rank_may_have_started(rig: Gang
 
         async def late(*_: object) -> None:
             await asyncio.sleep(0.1)
-            raise DeadlineExceeded("it reached rank 0 too late; nothing started", may_have_started=False)
+            raise errors.DeadlineExceeded("it reached rank 0 too late; nothing started", may_have_started=False)
 
         line.call = late  # type: ignore[method-assign, assignment]
-        with pytest.raises(DeadlineExceeded) as caught:
+        with pytest.raises(errors.DeadlineExceeded) as caught:
             await gang.run("wait")
         assert rig.probe.started == [(1, 1)] and caught.value.may_have_started
 
 
+@pytest.mark.parametrize("partial", [False, True])
 @on_gang_rig("w1")
-async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangRig) -> None:
-    await said_of_a_repeated_run(rig, partial=False)
-
-
-@on_gang_rig("w1")
-async def test_what_is_said_of_a_repeated_run_holds_for_tries_with_partial_results_too(rig: GangRig) -> None:
-    await said_of_a_repeated_run(rig, partial=True)
-
-
-async def said_of_a_repeated_run(rig: GangRig, *, partial: bool) -> None:
+async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangRig, partial: bool) -> None:
     async with rig.client.gang(pool="train", size=1, grace_s=0, backoff_s=30) as gang:
         run = asyncio.create_task(gang.options(retries=1, timeout_s=5, partial=partial).run("wait"))
         await until(lambda: rig.probe.started)
-        assert rig.coordinator is not None
         await rig.worker("w2")
         rig.cut("w1")
-        with pytest.raises(GangNotFormed) as caught:
+        with pytest.raises(errors.GangNotFormed) as caught:
             await run
         assert caught.value.may_have_started, "the first try did"
 
 
 @on_gang_rig("w1")
 async def test_partial_results_of_a_later_try_say_what_an_earlier_one_may_have_started(rig: GangRig) -> None:
-    tries: list[GanglineError] = [
-        GangRestarted("generation 1 was torn down", may_have_started=True),
-        DeadlineExceeded("nothing was sent", may_have_started=False),
+    tries: list[errors.GanglineError] = [
+        errors.GangRestarted("generation 1 was torn down", may_have_started=True),
+        errors.DeadlineExceeded("nothing was sent", may_have_started=False),
     ]
 
     async def fails(*_: Any, **__: Any) -> list[Any]:
@@ -228,7 +210,7 @@ async def test_partial_results_of_a_later_try_say_what_an_earlier_one_may_have_s
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gang_module, "run_on_all", fails)
             (error,) = await gang.options(retries=1, partial=True).run("who")
-    assert isinstance(error, DeadlineExceeded) and error.may_have_started, "the first try may have"
+    assert isinstance(error, errors.DeadlineExceeded) and error.may_have_started, "the first try may have"
 
 
 class Deaf:
@@ -257,9 +239,7 @@ def hear_late(rig: GangRig) -> None:
 
 
 @on_gang_rig("w1")
-async def test_a_gang_that_was_torn_down_before_its_owner_heard_of_it_is_given_in_its_next_generation(
-    rig: GangRig,
-) -> None:
+async def test_a_gang_torn_down_before_its_owner_heard_of_it_is_given_in_its_next_generation(rig: GangRig) -> None:
     hear_late(rig)
     acquiring = asyncio.create_task(rig.client.gang(pool="train", size=1, backoff_s=0).__aenter__())
     await asyncio.sleep(10)
@@ -275,10 +255,9 @@ async def test_a_gang_that_was_torn_down_before_its_owner_heard_of_it_is_given_i
 @on_gang_rig("w1")
 async def test_such_a_gang_that_is_not_formed_again_is_refused_at_its_deadline(rig: GangRig) -> None:
     hear_late(rig)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(GangNotFormed):
+    began = loop_time()
+    with pytest.raises(errors.GangNotFormed):
         async with rig.client.gang(pool="train", size=1, backoff_s=0, deadline_s=12):
             pass
-    assert loop.time() - began < 12.1
+    assert loop_time() - began < 12.1
     assert rig.client.router.statistics()["gangs"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline import errors
 from gangline.dispatcher.gangs.owner_core import (
     ANSWER_S,
     GenerationFormed,
@@ -15,17 +16,6 @@ from gangline.dispatcher.gangs.owner_core import (
     RenewOwnership,
 )
 from gangline.runtime.timers import margin_s
-from gangline.schemas.errors.base import (
-    ClosedError,
-    GangEnded,
-    GangFailed,
-    GangRestarted,
-    LeaseExpired,
-    NoCoordinator,
-    NotOwner,
-    Unavailable,
-    UnknownGang,
-)
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangReply
 from gangline.schemas.names import public_id
 from gangline.schemas.records.gangs import GangState, Seat
@@ -69,7 +59,7 @@ def test_trust_ends_before_the_coordinator_can_end_the_gang(ttl_s):
     until = 10.0 + ttl_s - margin_s(ttl_s)
     assert 10.0 < until < 10.0 + ttl_s
     assert core.trouble(until - 0.001) is None
-    assert isinstance(core.trouble(until), LeaseExpired)
+    assert isinstance(core.trouble(until), errors.LeaseExpired)
 
 
 def test_trust_is_measured_from_before_the_question_and_never_shrinks():
@@ -86,7 +76,7 @@ def test_it_renews_three_times_in_its_time_to_live_and_sooner_when_nobody_answer
     assert core.renew_at == 15.0
     assert core.tick(15.0) == [RenewOwnership()]
     assert core.renew_at == 15.0 + 15.0 / 12
-    assert core.refused(NoCoordinator(), 15.1) == []
+    assert core.refused(errors.NoCoordinator(), 15.1) == []
     assert core.renew_at == 15.1 + 15.0 / 12
     core.answered(reply(1), 17.0, 17.1)
     assert core.renew_at == 22.0
@@ -106,7 +96,7 @@ def test_a_restart_goes_through_torn_down_and_formed():
     core = formed()
     [went] = core.told(event(GangEventKind.TORN_DOWN, 1, rank=3, reason="crashed"), 11.0)
     assert isinstance(went, GenerationLost) and went.generation == 1
-    assert isinstance(went.error, GangRestarted)
+    assert isinstance(went.error, errors.GangRestarted)
     assert (went.error.generation, went.error.rank, went.error.reason) == (1, 3, "crashed")
     assert core.told(event(GangEventKind.RESTARTING, 2), 12.0) == []
     assert core.told(event(GangEventKind.FORMED, 2), 13.0) == [RenewOwnership()], "the members are in the answer"
@@ -126,9 +116,9 @@ def test_the_answer_to_the_acquire_may_be_a_little_behind_the_event_that_says_th
 
 def test_a_teardown_for_good_names_the_rank_at_fault_or_says_that_it_ended():
     [went] = formed().told(event(GangEventKind.TORN_DOWN, 1, rank=2, reason="failed", ends=True), 11.0)
-    assert isinstance(went, GenerationLost) and type(went.error) is GangFailed and went.error.rank == 2
+    assert isinstance(went, GenerationLost) and type(went.error) is errors.GangFailed and went.error.rank == 2
     [went] = formed().told(event(GangEventKind.TORN_DOWN, 1, reason="owner_lost", ends=True), 11.0)
-    assert isinstance(went, GenerationLost) and isinstance(went.error, GangEnded)
+    assert isinstance(went, GenerationLost) and isinstance(went.error, errors.GangEnded)
 
 
 def test_the_end_takes_the_members_first_and_stays():
@@ -139,25 +129,25 @@ def test_the_end_takes_the_members_first_and_stays():
     assert core.told(event(GangEventKind.FORMED, 2), 12.0) == []
     assert core.renew_at is None
     assert core.trouble(12.0) is over.error
-    assert core.close(ClosedError()) == []
+    assert core.close(errors.ClosedError()) == []
 
 
 def test_answers_say_what_lost_events_would_have_said():
     core = formed()
     [went] = core.answered(reply(1, GangState.TEARING_DOWN, rank=1, reason="worker_lost"), 11.0, 11.0)
-    assert isinstance(went, GenerationLost) and isinstance(went.error, GangRestarted) and went.error.rank == 1
+    assert isinstance(went, GenerationLost) and isinstance(went.error, errors.GangRestarted) and went.error.rank == 1
     core = formed()
     [went] = core.answered(reply(2, GangState.QUEUED), 11.0, 11.0)
     assert isinstance(went, GenerationLost)
     core = formed()
     went, over = core.answered(reply(1, GangState.ENDED, rank=0, reason="failed"), 11.0, 11.0)
-    assert isinstance(over, OwnershipEnded) and type(over.error) is GangFailed
+    assert isinstance(over, OwnershipEnded) and type(over.error) is errors.GangFailed
 
 
 def test_a_newer_generation_that_comes_without_a_word_replaces_the_one_before():
     core = formed()
     [came] = core.answered(reply(3), 11.0, 11.0)
-    assert isinstance(came, GenerationFormed) and isinstance(came.instead, GangRestarted)
+    assert isinstance(came, GenerationFormed) and isinstance(came.instead, errors.GangRestarted)
     assert came.instead.generation == 1
 
 
@@ -165,7 +155,7 @@ def test_lost_ranks_are_told_once_by_the_event_or_by_the_next_answer():
     core = formed()
     lost, asked = core.told(event(GangEventKind.MEMBER_LOST, 1, rank=2, lost=(2,), reason="worker_lost: w2"), 11.0)
     assert isinstance(lost, RanksLost) and lost.ranks == (2,) and isinstance(asked, RenewOwnership)
-    assert isinstance(lost.error, GangRestarted) and "rank 2 of gang g was lost" in lost.error.message
+    assert isinstance(lost.error, errors.GangRestarted) and "rank 2 of gang g was lost" in lost.error.message
     assert "torn down" not in lost.error.message
     assert core.answered(reply(1, lost=(2,)), 11.0, 11.1) == []
     [more] = core.answered(reply(1, lost=(2, 0)), 12.0, 12.1)
@@ -208,7 +198,7 @@ def test_other_gangs_and_kinds_that_mean_nothing_to_an_owner_are_passed_over():
     assert core.told(event(GangEventKind.RECOVERED, 1), 11.0) == [RenewOwnership()], "a new leader is told who owns it"
 
 
-@in_rows("error", [GangEnded("over"), UnknownGang("who?"), NotOwner("no")])
+@in_rows("error", [errors.GangEnded("over"), errors.UnknownGang("who?"), errors.NotOwner("no")])
 def test_some_refusals_are_final_but_not_before_the_first_members_came(error):
     core = OwnerCore("g", 15.0)
     assert core.refused(error, 10.0) == [] and core.over is None
@@ -219,7 +209,7 @@ def test_some_refusals_are_final_but_not_before_the_first_members_came(error):
 
 def test_a_refusal_of_any_other_kind_is_asked_again():
     core = formed()
-    assert core.refused(Unavailable("full"), 11.0) == [] and core.over is None
+    assert core.refused(errors.Unavailable("full"), 11.0) == [] and core.over is None
 
 
 kinds = st.sampled_from(list(GangEventKind))

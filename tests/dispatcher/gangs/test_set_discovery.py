@@ -100,20 +100,16 @@ def feed_of(bus: Bus, kv: KeyValue, diary: Diary) -> SetDiscovery:
     return SetDiscovery(bus, ledger, NAMES, diary, resync_s=RESYNC_S)
 
 
-async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: SetLedger) -> None:
+async def test_a_pull_reads_sets_and_the_gangs_of_sets_alone(scene: SetLedger) -> None:
+    await scene.record("job", gangset=None)
+    await scene.feed.informer.refresh()
+    assert scene.diary.take() == []
     await scene.declare("llm", gangs=3)
     await scene.record("llm-1")
-    await scene.record("job", gangset=None)
     await turns()
     scene.diary.take()
     await scene.feed.informer.refresh()
     assert scene.diary.take() == [("declared", "llm", 3), ("seen", "llm-1", 1, "formed")]
-
-
-async def test_without_sets_no_gang_is_read(scene: SetLedger) -> None:
-    await scene.record("job", gangset=None)
-    await scene.feed.informer.refresh()
-    assert scene.diary.take() == []
 
 
 async def test_what_is_written_to_a_set_is_looked_up(scene: SetLedger) -> None:
@@ -141,9 +137,7 @@ class LateLedger:
 
 
 @pytest.mark.parametrize(("looks", "found"), [(3, True), (1000, False)])
-async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_while(
-    scene: SetLedger, looks: int, found: bool
-) -> None:
+async def test_a_set_that_storage_has_not_yet_is_looked_up_again(scene: SetLedger, looks: int, found: bool) -> None:
     late, diary = LateLedger(scene.kv, looks), Diary()
     feed = feed_of(scene.bus, late, diary)  # type: ignore[arg-type]
     await feed.informer.ready()

@@ -17,8 +17,9 @@ from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, TaskFlag
 
-from ...support.dispatcher.fakes import Rig, obedient, on_rig, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, obedient, rejects, silent, turns
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 
 @asynccontextmanager
@@ -53,7 +54,6 @@ def error(answer: Message) -> Any:
     return body["code"]
 
 
-@on_rig()
 async def test_a_call_in_json_is_answered_with_the_bare_result(rig: Rig) -> None:
     worker = await rig.worker()
     async with gateway(rig):
@@ -64,7 +64,6 @@ async def test_a_call_in_json_is_answered_with_the_bare_result(rig: Rig) -> None
     assert task[4] == {"x": 1} and task[8] == TaskFlag.JSON and 29_000 < task[5] <= 30_000
 
 
-@on_rig()
 async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
     worker = await rig.worker()
     async with gateway(rig):
@@ -75,7 +74,6 @@ async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
     assert task[3] == [b"\x00\xff"] and task[8] == 0
 
 
-@on_rig()
 async def test_a_header_that_is_perhaps_misspelt_is_warned_of_once(rig: Rig) -> None:
     await rig.worker()
     with logged() as records:
@@ -91,7 +89,6 @@ async def test_a_header_that_is_perhaps_misspelt_is_warned_of_once(rig: Rig) -> 
     )
 
 
-@on_rig()
 async def test_plain_calls_take_the_fast_path_and_are_retried_like_others(rig: Rig) -> None:
     worker = await rig.worker(behave=rejects(Reason.FULL, 0))
     async with gateway(rig) as made:
@@ -107,7 +104,6 @@ async def test_plain_calls_take_the_fast_path_and_are_retried_like_others(rig: R
     assert [frame[4] for frame in worker.heard_of(RequestOp.TASK)] == [None, {"x": 1}, {"x": 2}, {"x": 2}]
 
 
-@on_rig()
 async def test_a_plain_call_needs_no_task(rig: Rig) -> None:
     worker = await rig.worker(slots=10)
     async with gateway(rig) as made:
@@ -120,7 +116,6 @@ async def test_a_plain_call_needs_no_task(rig: Rig) -> None:
     assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [None, *([number] for number in range(10))]
 
 
-@on_rig()
 async def test_a_result_that_cannot_be_sent_on_is_an_error_of_its_call_alone(rig: Rig) -> None:
     worker = await rig.worker()
     async with gateway(rig) as made:
@@ -136,7 +131,6 @@ async def test_a_result_that_cannot_be_sent_on_is_an_error_of_its_call_alone(rig
         assert made.statistics()["pending"] == 0
 
 
-@on_rig()
 async def test_headers_travel(rig: Rig) -> None:
     worker = await rig.worker(max_models=1)
     async with gateway(rig):
@@ -146,8 +140,8 @@ async def test_headers_travel(rig: Rig) -> None:
     assert (task[9]["key"], task[9]["model"]) == ("k", "m")
 
 
-@in_rows(
-    "subject, body, fields, code",
+@pytest.mark.parametrize(
+    ("subject", "body", "fields", "code"),
     [
         ("images", b"", None, "invalid_name"),
         ("images.echo.more", b"", None, "invalid_name"),
@@ -155,35 +149,26 @@ async def test_headers_travel(rig: Rig) -> None:
         ("images.echo", b"\xc1", {"Content-Type": "application/msgpack"}, "malformed_message"),
         ("images.echo", b"<a/>", {"Content-Type": "text/xml"}, "malformed_message"),
         ("images.echo", b"5", None, "invalid_request"),
-        ("images.echo", b"[" + b"[]," * 50_000 + b"[]]", None, "payload_too_large"),
+        pytest.param("images.echo", b"[" + b"[]," * 50_000 + b"[]]", None, "payload_too_large", id="too large"),
         ("images.echo", b"", {headers.TIMEOUT: "soon"}, "invalid_request"),
         ("images.nope", b"", None, "unknown_method"),
         ("nobody.echo", b"", None, "no_workers"),
     ],
 )
 async def test_bad_calls_are_answered_with_their_error(
-    subject: str, body: bytes, fields: dict[str, str] | None, code: str
+    rig: Rig, subject: str, body: bytes, fields: dict[str, str] | None, code: str
 ) -> None:
-    rig = Rig()
-    await rig.start()
-    try:
-        await rig.worker()
-        async with gateway(rig) as served:
-            answer = await ask(rig, subject, body, fields)
-            wire = answer.data if (fields or {}).get("Content-Type") != "application/msgpack" else None
-            if wire is None:
-                assert codec.unpack(answer.data)["code"] == code
-            else:
-                assert error(answer) == code
-            assert served.statistics()["errors"] == 1
-    finally:
-        await rig.stop()
+    await rig.worker()
+    async with gateway(rig) as served:
+        answer = await ask(rig, subject, body, fields)
+        if (fields or {}).get("Content-Type") == "application/msgpack":
+            assert codec.unpack(answer.data)["code"] == code
+        else:
+            assert error(answer) == code
+        assert served.statistics()["errors"] == 1
 
 
-@on_rig()
-async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(
-    rig: Rig,
-) -> None:
+async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(rig: Rig) -> None:
     worker = await rig.worker()
     with logged() as records:
         async with gateway(rig):
@@ -194,7 +179,6 @@ async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(
     assert any(getattr(record, "action", "") == "gateway.unheard_error" for record in records)
 
 
-@on_rig()
 async def test_more_calls_than_may_be_under_way_are_refused_at_once(rig: Rig) -> None:
     await rig.worker(slots=10, behave=silent)
     async with gateway(rig, max_pending=2) as served:
@@ -206,7 +190,6 @@ async def test_more_calls_than_may_be_under_way_are_refused_at_once(rig: Rig) ->
         assert error(answer) == "closed"
 
 
-@on_rig()
 async def test_calls_of_more_bytes_than_may_be_under_way_are_refused_at_once(rig: Rig) -> None:
     await rig.worker(slots=10, behave=silent)
     body = b'["' + b"x" * 400_000 + b'"]'
@@ -223,17 +206,14 @@ async def test_calls_of_more_bytes_than_may_be_under_way_are_refused_at_once(rig
     assert served.statistics()["pending_bytes"] == 0
 
 
-@on_rig()
 async def test_the_default_timeout_ends_a_call(rig: Rig) -> None:
     await rig.worker(behave=silent)
     async with gateway(rig, default_timeout_s=2):
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = loop_time()
         assert error(await ask(rig, "images.echo")) == "deadline_exceeded"
-        assert loop.time() - began == pytest.approx(2, abs=0.1)
+        assert loop_time() - began == pytest.approx(2, abs=0.1)
 
 
-@on_rig()
 async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     async with gateway(rig) as served:
@@ -249,7 +229,6 @@ async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(rig: Ri
         await served.wait_closed()
 
 
-@on_rig()
 async def test_calls_that_were_on_their_way_to_a_gateway_that_drains_are_answered(rig: Rig) -> None:
     await rig.worker(slots=100)
     async with gateway(rig) as one, gateway(rig):
@@ -263,7 +242,6 @@ async def test_calls_that_were_on_their_way_to_a_gateway_that_drains_are_answere
     assert not any(answer.headers and headers.ERROR in answer.headers for answer in answers)
 
 
-@on_rig()
 async def test_a_drain_that_takes_too_long_ends_the_rest(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     async with gateway(rig) as served:
@@ -274,7 +252,6 @@ async def test_a_drain_that_takes_too_long_ends_the_rest(rig: Rig) -> None:
         await worker.hears(RequestOp.CANCEL)
 
 
-@on_rig()
 async def test_gateways_share_the_calls(rig: Rig) -> None:
     await rig.worker(slots=100)
     async with gateway(rig) as one, gateway(rig) as two:
@@ -283,7 +260,6 @@ async def test_gateways_share_the_calls(rig: Rig) -> None:
     assert sum(counts) == 40 and min(counts) > 5  # type: ignore[call-overload, type-var]
 
 
-@on_rig()
 async def test_gateways_are_found_as_services(rig: Rig) -> None:
     await rig.worker()
     async with gateway(rig):
@@ -294,7 +270,6 @@ async def test_gateways_are_found_as_services(rig: Rig) -> None:
     assert stats["endpoints"][0]["num_requests"] == 1
 
 
-@on_rig()
 async def test_to_stop_it_ends_its_start_and_nothing_listens_any_more(rig: Rig) -> None:
     made = Gateway(rig.hub.connect("gateway"), names=rig.names)
     started, start = asyncio.Event(), made.router.start
@@ -323,7 +298,6 @@ def of(tenant: str) -> dict[str, str]:
     return {headers.REQUEST_INFO: json.dumps({"acc": tenant, "rtt": 1})}
 
 
-@on_rig()
 async def test_a_tenant_waits_for_no_more_than_its_share_of_anothers_calls(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, slots=1)
     async with gateway(rig):
@@ -344,7 +318,6 @@ async def test_a_tenant_waits_for_no_more_than_its_share_of_anothers_calls(rig: 
         await asyncio.gather(*greedy)
 
 
-@on_rig()
 async def test_a_tenant_that_calls_without_end_leaves_room_for_others(rig: Rig) -> None:
     await rig.worker(behave=silent, slots=1)
     async with gateway(rig, max_pending=9, tenant_share=0.5) as served:

@@ -32,9 +32,7 @@ def parse(body: bytes, given_headers: dict[str, str] | None = None, fmt: Format 
         (b'["a.png", 3]', ["a.png", 3], {}),
     ],
 )
-def test_objects_are_named_arguments_arrays_positional_ones_nothing_is_none(
-    body: bytes, args: Any, kwargs: Any
-) -> None:
+def test_objects_are_named_arguments_and_arrays_positional_ones(body: bytes, args: Any, kwargs: Any) -> None:
     call = parse(body)
     assert (call.args, call.kwargs, call.options.timeout_s) == (args, kwargs, 30.0)
 

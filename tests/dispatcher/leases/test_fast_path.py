@@ -6,35 +6,13 @@ import asyncio
 
 import pytest
 
+from gangline import errors
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.runtime.timers import margin_s
-from gangline.schemas.errors.base import (
-    DeadlineExceeded,
-    InvalidRequest,
-    LeaseBusy,
-    SelectionUsed,
-    TaskFailed,
-    WorkerLost,
-)
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, ReserveFlag
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, rejects, silent, turns
-
-
-async def warm(rig: Rig) -> None:
-    """Open the pool: the short ways are of pools that are known."""
-    await rig.client.call("images.echo", 0)
-
-
-def refuses(code: str, started: bool = False):
-    """Answers tasks with an error."""
-
-    def behave(worker: FakeWorker, frame):
-        if frame[0] == RequestOp.TASK:
-            return [(AnswerOp.ERROR, frame[1], code, "no", None, started)]
-        return obedient(worker, frame)
-
-    return behave
+from ...support.dispatcher.fakes import Rig, obedient, refuses, rejects, silent, turns
+from ...waiting import loop_time
 
 
 def short(rig: Rig) -> int:
@@ -45,205 +23,54 @@ def short(rig: Rig) -> int:
 # -- choosing -----------------------------------------------------------------------------------------------------
 
 
-@on_rig()
-async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(known=known)
     async with rig.client.choose_worker("images") as selection:
         [asked] = worker.heard_of(RequestOp.RESERVE)
         assert asked[2:7] == [1, 2000, 2000, int(ReserveFlag.SINGLE_USE), 100]
         assert asked[7] == {"owner": "client"}
         assert (selection.worker, selection.token, selection.pool) == ("images.w1", "w1-t1", "images")
-        assert (short(rig), rig.router.statistics()["holds"]) == (1, 1)
+        assert (short(rig), rig.router.statistics()["holds"]) == (known, 1)
         assert await rig.client.dispatch(selection, "echo", 1, x=2) == ["w1", "echo"]
         sent = worker.heard[-1]
         assert (sent[3:5], sent[6]) == ([[1], {"x": 2}], "w1-t1")
-        with pytest.raises(SelectionUsed):
+        with pytest.raises(errors.SelectionUsed):
             await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.RELEASE) == []
-    assert short(rig) == 0
-    assert rig.router.metrics.statistics()["requests"] == 2
-    rig.balanced()
+    assert rig.router.metrics.statistics()["requests"] == 1 + known
 
 
-@on_rig()
-async def test_a_slot_that_is_not_used_is_released(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    async with rig.client.choose_worker("images"):
-        pass
-    await turns()
-    [released] = worker.heard_of(RequestOp.RELEASE)
-    assert released[2] == "w1-t1"
-    assert short(rig) == 0
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_slot_that_is_held_for_long_is_renewed(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    async with rig.client.choose_worker("images") as selection:
-        await asyncio.sleep(5)
-        assert len(worker.heard_of(RequestOp.RENEW)) in range(5, 9)
-        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
-
-
-@on_rig()
 async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
-    first = await rig.worker("w1")
-    await warm(rig)
+    first = await rig.known_worker("w1")
     first.behave = rejects(Reason.FULL)
     await rig.worker("w2")
     await turns(50)
     async with rig.client.choose_worker("images") as selection:
         assert selection.worker == "images.w2"
-    rig.balanced()
-
-
-@on_rig(probe_first_s=0.2)
-async def test_a_worker_that_does_not_answer_is_given_up_and_told_so(rig: Rig) -> None:
-    slow = await rig.worker("w1")
-    await warm(rig)
-    slow.behave = silent
-    began = asyncio.get_running_loop().time()
-    choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
-    await slow.hears(RequestOp.RESERVE)
-    await rig.worker("w2")
-    selection = await choosing
-    assert selection.worker == "images.w2"
-    assert asyncio.get_running_loop().time() - began >= 0.2
-    [released] = await slow.hears(RequestOp.RELEASE)
-    assert released[1:] == [slow.heard_of(RequestOp.RESERVE)[0][1], None]
-    selection.close()
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = silent
-    choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
-    [asked] = await worker.hears(RequestOp.RESERVE)
-    choosing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await choosing
-    [released] = await worker.hears(RequestOp.RELEASE)
-    assert released[1:] == [asked[1], None]
-    assert len(rig.router._held_express.probes) == 0
-    rig.balanced()
-
-
-# -- dispatching --------------------------------------------------------------------------------------------------
-
-
-@on_rig()
-async def test_a_task_that_fails_is_told_and_counted_once(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    worker.behave = refuses("task_failed", True)
-    async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(TaskFailed):
-            await rig.client.dispatch(selection, "echo")
-    numbers = rig.router.metrics.statistics()
-    assert (numbers["requests"], numbers["errors"]) == (2, 1)
-    assert worker.heard_of(RequestOp.RELEASE) == []
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_token_that_is_refused_sends_the_task_elsewhere(rig: Rig) -> None:
-    worker = await rig.worker("w1")
-    await warm(rig)
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = lambda worker, frame: (
-            refuses("unknown_token")(worker, frame)
-            if frame[0] == RequestOp.TASK and frame[6]
-            else obedient(worker, frame)
-        )
-        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
-    assert [frame[6] for frame in worker.heard_of(RequestOp.TASK)[-2:]] == ["w1-t1", None]
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_worker_lost_with_the_task_is_told_with_the_doubt(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = silent
-        call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
-        await worker.hears(RequestOp.TASK, 2)
-        worker.stop_beating()
-        with pytest.raises(WorkerLost) as caught:
-            await call
-    assert caught.value.may_have_started
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_cancelled_dispatch_gives_the_token_back(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = silent
-        call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
-        [_, sent] = await worker.hears(RequestOp.TASK, 2)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    [cancelled] = await worker.hears(RequestOp.CANCEL)
-    [released] = await worker.hears(RequestOp.RELEASE)
-    assert (cancelled[1], released[2]) == (sent[1], "w1-t1")
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-    await turns()
-    rig.balanced()
-
-
-@on_rig()
-async def test_arguments_that_cannot_be_sent_leave_the_selection_open(rig: Rig) -> None:
-    await rig.worker()
-    await warm(rig)
-    async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(InvalidRequest):
-            await rig.client.dispatch(selection, "echo", object())
-        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
-    rig.balanced()
 
 
 @pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
-async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_time(special):
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        worker = await rig.worker()
-        await warm(rig)
-        async with rig.client.choose_worker("images") as selection:
-            assert selection.hold.charge is None
-            assert await rig.client.options(timeout_s=5, **special).dispatch(selection, "echo", 1) == ["w1", "echo"]
-        assert worker.heard_of(RequestOp.TASK)[-1][5] == 5000
-        rig.balanced()
-        began_at = asyncio.get_running_loop().time()
-        async with rig.client.choose_worker("images") as selection:
-            worker.behave = silent
-            with pytest.raises(DeadlineExceeded) as caught:
-                await rig.client.options(timeout_s=1, **special).dispatch(selection, "echo", 1)
-            assert asyncio.get_running_loop().time() - began_at == pytest.approx(1)
-            assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
-            assert rig.router.pools["images"].core.placed == 1
-        await turns()
-        [sent] = worker.heard_of(RequestOp.TASK)[2:]
-        assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
-        assert len(worker.heard_of(RequestOp.RELEASE)) == 1, "the token may still have the slot"
-        worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-        await turns()
-        rig.balanced()
-
-    await run()
+async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_time(rig: Rig, special) -> None:
+    worker = await rig.known_worker()
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.charge is None
+        assert await rig.client.options(timeout_s=5, **special).dispatch(selection, "echo", 1) == ["w1", "echo"]
+    assert worker.heard_of(RequestOp.TASK)[-1][5] == 5000
+    rig.balanced()
+    began_at = loop_time()
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = silent
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            await rig.client.options(timeout_s=1, **special).dispatch(selection, "echo", 1)
+        assert loop_time() - began_at == pytest.approx(1)
+        assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
+        assert rig.router.pools["images"].core.placed == 1
+    await turns()
+    [sent] = worker.heard_of(RequestOp.TASK)[2:]
+    assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1, "the token may still have the slot"
 
 
-@on_rig()
 async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
@@ -251,48 +78,24 @@ async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Ri
         assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
     rig.balanced()
     async with rig.client.options(key="k").choose_worker("images") as selection:
-        worker.behave = refuses("task_failed", True)
-        with pytest.raises(TaskFailed):
+        worker.behave = refuses("task_failed", started=True)
+        with pytest.raises(errors.TaskFailed):
             await rig.client.dispatch(selection, "echo", 1)
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_only(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
+    worker = await rig.known_worker()
     worker.behave = lambda worker, frame: (
         [(*worker.grant(frame)[:4], 1000)] if frame[0] == RequestOp.RESERVE else obedient(worker, frame)
     )
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     async with rig.client.choose_worker("images") as selection:
         assert selection.hold.trusted_until == began_at + 1 - margin_s(1)
-    rig.balanced()
 
 
 # -- leases -------------------------------------------------------------------------------------------------------
 
 
-@on_rig()
-async def test_calls_on_a_lease_are_as_many_at_once_as_it_has_slots(rig: Rig) -> None:
-    worker = await rig.worker(slots=4)
-    async with rig.client.lease("images", slots=2) as lease:
-        worker.behave = silent
-        calls = [asyncio.create_task(lease.call("echo", number)) for number in range(3)]
-        sent = await worker.hears(RequestOp.TASK, 2)
-        await turns()
-        assert (len(worker.heard_of(RequestOp.TASK)), lease.used) == (2, 2)
-        worker.answer((AnswerOp.OK, sent[0][1], "first"))
-        assert await calls[0] == "first"
-        sent = await worker.hears(RequestOp.TASK, 3)
-        worker.answer(*((AnswerOp.OK, frame[1], "rest") for frame in sent[1:]))
-        assert [await call for call in calls[1:]] == ["rest", "rest"]
-        assert lease.used == 0
-        assert {frame[6] for frame in sent} == {lease.token}
-    rig.balanced()
-
-
-@on_rig()
 async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images", ttl_s=2) as lease:
@@ -301,26 +104,22 @@ async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
         await lease.call("echo")
         assert lease.hold.trusted_until > before
         assert worker.heard_of(RequestOp.RENEW) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_failed_call_on_a_lease_is_counted_once_and_leaves_its_slot(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images") as lease:
-        worker.behave = refuses("task_failed", True)
-        with pytest.raises(TaskFailed):
+        worker.behave = refuses("task_failed", started=True)
+        with pytest.raises(errors.TaskFailed):
             await lease.call("echo")
         worker.behave = rejects(Reason.FULL)
-        with pytest.raises(LeaseBusy):
+        with pytest.raises(errors.LeaseBusy):
             await lease.call("echo")
         assert lease.used == 0
         numbers = rig.router.metrics.statistics()
         assert (numbers["requests"], numbers["errors"]) == (2, 2)
-    rig.balanced()
 
 
-@on_rig()
 async def test_what_never_reached_the_worker_goes_out_on_the_lease_again(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images") as lease:
@@ -330,56 +129,29 @@ async def test_what_never_reached_the_worker_goes_out_on_the_lease_again(rig: Ri
             obedient(worker, frame)
         )  # fmt: skip
         assert await lease.call("echo", 1) == ["w1", "echo"]
-        assert [frame[9] for frame in worker.heard_of(RequestOp.TASK)] == [
-            None,
-            {"attempt": 2},
-        ]
-    rig.balanced()
-
-
-@on_rig()
-async def test_a_cancelled_call_has_its_slot_until_the_worker_answers(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.lease("images") as lease:
-        worker.behave = silent
-        call = asyncio.create_task(lease.call("echo"))
-        [sent] = await worker.hears(RequestOp.TASK)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert lease.used == 1
-        worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-        await turns()
-        assert lease.used == 0
-    rig.balanced()
+        assert [frame[9] for frame in worker.heard_of(RequestOp.TASK)] == [None, {"attempt": 2}]
 
 
 @pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
-async def test_a_call_on_a_lease_that_is_late_keeps_its_slot_until_its_worker_has_stopped_it(special):
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        worker = await rig.worker()
-        async with rig.client.options(timeout_s=2, **special).lease("images") as lease:
-            assert await lease.call("echo") == ["w1", "echo"]
-            worker.behave = silent
-            began_at = asyncio.get_running_loop().time()
-            with pytest.raises(DeadlineExceeded) as caught:
-                await lease.call("echo", 1)
-            assert asyncio.get_running_loop().time() - began_at == pytest.approx(2)
-            assert caught.value.may_have_started and lease.used == 1
-            await turns()
-            [first, sent] = worker.heard_of(RequestOp.TASK)
-            assert (first[5], sent[5]) == (2000, 2000)
-            assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
-            worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-            await turns()
-            assert lease.used == 0
-        rig.balanced()
-
-    await run()
+async def test_a_call_on_a_lease_that_is_late_keeps_its_slot_until_its_worker_has_stopped_it(rig: Rig, special) -> None:
+    worker = await rig.worker()
+    async with rig.client.options(timeout_s=2, **special).lease("images") as lease:
+        assert await lease.call("echo") == ["w1", "echo"]
+        worker.behave = silent
+        began_at = loop_time()
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            await lease.call("echo", 1)
+        assert loop_time() - began_at == pytest.approx(2)
+        assert caught.value.may_have_started and lease.used == 1
+        await turns()
+        [first, sent] = worker.heard_of(RequestOp.TASK)
+        assert (first[5], sent[5]) == (2000, 2000)
+        assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
+        worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+        await turns()
+        assert lease.used == 0
 
 
-@on_rig()
 async def test_a_call_on_a_lease_that_is_sent_again_has_what_is_left_of_its_time(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.options(timeout_s=2).lease("images") as lease:
@@ -393,4 +165,3 @@ async def test_a_call_on_a_lease_that_is_sent_again_has_what_is_left_of_its_time
         assert await call == ["w1", "echo"]
         [*_, again] = worker.heard_of(RequestOp.TASK)
         assert again[5] == 1500 and again[9]["attempt"] == 2
-    rig.balanced()

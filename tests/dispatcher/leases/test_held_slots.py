@@ -9,7 +9,8 @@ import pytest
 from gangline.schemas.errors.base import LeaseExpired, WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent
+from ...support.dispatcher.fakes import FakeWorker, Rig, silent
+from ...waiting import loop_time
 
 
 async def replace(rig: Rig, worker: FakeWorker) -> FakeWorker:
@@ -20,31 +21,19 @@ async def replace(rig: Rig, worker: FakeWorker) -> FakeWorker:
     return await successor.start()
 
 
-@on_rig(probe_first_s=1.0)
-async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig) -> None:
+@pytest.mark.router(probe_first_s=1.0)
+@pytest.mark.parametrize("asked", ["a selection", "a lease"])
+async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig, asked: str) -> None:
     doomed = await rig.worker("w1", behave=silent)
-    asking = asyncio.ensure_future(rig.client.options(timeout_s=10).choose_worker("images").__aenter__())
+    client = rig.client.options(timeout_s=10)
+    context = client.lease("images", slots=2) if asked == "a lease" else client.choose_worker("images")
+    asking = asyncio.ensure_future(context.__aenter__())
     await doomed.hears(RequestOp.RESERVE)
     successor = await replace(rig, doomed)
-    selection = await asking
-    assert selection.epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
-    selection.close()
-    rig.balanced()
+    assert (await asking).epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
+    await context.__aexit__(None, None, None)
 
 
-@on_rig(probe_first_s=1.0)
-async def test_a_lease_lost_before_it_was_granted_is_made_elsewhere(rig: Rig) -> None:
-    doomed = await rig.worker("w1", behave=silent)
-    asking = asyncio.ensure_future(rig.client.options(timeout_s=10).lease("images", slots=2).__aenter__())
-    await doomed.hears(RequestOp.RESERVE)
-    successor = await replace(rig, doomed)
-    lease = await asking
-    assert lease.epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
-    lease.release()
-    rig.balanced()
-
-
-@on_rig()
 async def test_a_lease_waits_for_a_worker_that_comes_back_later_than_we_do(rig: Rig) -> None:
     worker = await rig.worker("w1")
     loop = asyncio.get_running_loop()
@@ -61,21 +50,17 @@ async def test_a_lease_waits_for_a_worker_that_comes_back_later_than_we_do(rig: 
         rig.hub.disconnect(worker.bus)
         loop.call_later(1, rig.hub.reconnect, worker.bus)
         assert [item async for item in lease.stream("items")] == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_lease_does_not_wait_for_a_worker_that_does_not_come_back(rig: Rig) -> None:
     worker = await rig.worker("w1")
-    loop = asyncio.get_running_loop()
     async with rig.client.lease("images", ttl_s=30) as lease:
         await worker.die()
         with pytest.raises(WorkerLost, match="nothing started"):
             await lease.call("echo")
         rig.hub.disconnect(rig.bus)
         rig.hub.reconnect(rig.bus)
-        before = loop.time()
+        before = loop_time()
         with pytest.raises((WorkerLost, LeaseExpired), match="nothing started|nothing was sent") as lost:
             await lease.call("echo")
-        assert loop.time() - before < 3.6 and not lost.value.may_have_started
-    rig.balanced()
+        assert loop_time() - before < 3.6 and not lost.value.may_have_started

@@ -7,24 +7,15 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.runtime.timers import CLOCKS_DIFFER, margin_s
-from gangline.schemas.errors.base import (
-    InvalidRequest,
-    LeaseExpired,
-    Saturated,
-    SelectionClosed,
-    SelectionUsed,
-    TaskFailed,
-    WorkerLost,
-    WrongPool,
-)
-from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, on_rig, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, cancel_and_wait, mute, obedient, refuses, turns
 from ...support.rows import in_rows
+from ...waiting import loop_time
 
 
-@on_rig()
 async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
     await rig.worker(node="n1", zone="z1", address="10.0.0.1:80", labels={"gpu": "yes"})
     async with rig.client.choose_worker("images") as selection:
@@ -32,105 +23,62 @@ async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
         assert (selection.address, dict(selection.labels)) == ("10.0.0.1:80", {"gpu": "yes"})
         assert (selection.token, selection.epoch, selection.fence, selection.slots) == ("w1-t1", 1, 7, 1)
         assert await rig.client.dispatch(selection, "echo", 5) == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
-async def test_the_happy_path_sends_no_release(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.choose_worker("images") as selection:
-        await rig.client.dispatch(selection, "echo")
-    await turns()
-    assert [frame[0] for frame in worker.heard] == [RequestOp.RESERVE, RequestOp.TASK]
-    [reserve, task] = worker.heard
-    assert reserve[5] == ReserveFlag.SINGLE_USE and task[6] == "w1-t1"
-    rig.balanced()
-
-
-@on_rig()
-async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
-    worker = await rig.worker()
+async def test_leaving_without_a_dispatch_releases_once(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(known=known)
     async with rig.client.choose_worker("images"):
         assert rig.router.metrics.statistics()["reserved_slots"] == 1
     await turns()
     [reserve] = worker.heard_of(RequestOp.RESERVE)
     assert worker.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], "w1-t1"]]
-    rig.balanced()
 
 
-@on_rig()
-async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig) -> None:
+@pytest.mark.parametrize("connected", [True, False])
+async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig, connected: bool) -> None:
     worker = await rig.worker()
     with pytest.raises(KeyError, match="mine"):
         async with rig.client.choose_worker("images"):
-            raise KeyError("mine")
-    await turns()
-    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
-
-
-@on_rig()
-async def test_leaving_while_disconnected_does_not_mask_the_error_and_releases_later(rig: Rig) -> None:
-    worker = await rig.worker()
-    with pytest.raises(KeyError, match="mine"):
-        async with rig.client.choose_worker("images"):
-            rig.hub.disconnect(rig.bus)
+            if not connected:
+                rig.hub.disconnect(rig.bus)
             raise KeyError("mine")
     rig.balanced()
-    rig.hub.reconnect(rig.bus)
+    if not connected:
+        rig.hub.reconnect(rig.bus)
     await worker.hears(RequestOp.RELEASE)
 
 
-@on_rig()
-async def test_a_selection_dispatches_once(rig: Rig) -> None:
+async def test_a_selection_dispatches_once_also_if_asked_several_times_at_once(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
-        await rig.client.dispatch(selection, "echo")
-        with pytest.raises(SelectionUsed):
-            await rig.client.dispatch(selection, "echo")
-    with pytest.raises(SelectionUsed):
+        dispatches = [rig.client.dispatch(selection, "echo") for _ in range(3)]
+        results = await asyncio.gather(*dispatches, return_exceptions=True)
+        assert sum(isinstance(result, errors.SelectionUsed) for result in results) == 2
+    with pytest.raises(errors.SelectionUsed):
         await rig.client.dispatch(selection, "echo")
     assert len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
 
 
-@on_rig()
-async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.choose_worker("images") as selection:
-        results = await asyncio.gather(
-            *(rig.client.dispatch(selection, "echo") for _ in range(3)), return_exceptions=True
-        )
-    assert sum(isinstance(result, SelectionUsed) for result in results) == 2
-    assert len(worker.heard_of(RequestOp.TASK)) == 1
-    rig.balanced()
-
-
-@on_rig()
 async def test_a_closed_selection_and_another_pool_are_refused_before_sending(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(WrongPool):
+        with pytest.raises(errors.WrongPool):
             await rig.client.dispatch(selection, "sounds.echo")
-    with pytest.raises(SelectionClosed):
+    with pytest.raises(errors.SelectionClosed):
         await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.TASK) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_dispatch_that_has_not_begun_when_the_block_ends_is_safe(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images") as selection:
         late = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-    with pytest.raises(SelectionClosed):
+    with pytest.raises(errors.SelectionClosed):
         await late
     await turns()
     assert worker.heard_of(RequestOp.TASK) == [] and len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
@@ -139,36 +87,27 @@ async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
     worker.answer((AnswerOp.OK, task[1], "done"))
     assert await running == "done"
     assert worker.heard_of(RequestOp.RELEASE) == []
-    rig.balanced()
 
 
-@on_rig()
-async def test_bad_arguments_leave_the_selection_usable(rig: Rig) -> None:
-    await rig.worker()
+async def test_bad_arguments_leave_the_selection_usable(rig: Rig, known: bool) -> None:
+    await rig.worker(known=known)
     async with rig.client.choose_worker("images") as selection:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(errors.InvalidRequest):
             await rig.client.dispatch(selection, "echo", object())
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
-async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
-    def failing(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.TASK:
-            return [(AnswerOp.ERROR, frame[1], "task_failed", "boom", None, True)]
-        return obedient(worker, frame)
-
-    worker = await rig.worker(behave=failing)
-    with pytest.raises(TaskFailed, match="boom"):
+async def test_the_tasks_own_error_comes_through(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=refuses("task_failed", started=True), known=known)
+    with pytest.raises(errors.TaskFailed, match="no"):
         async with rig.client.choose_worker("images") as selection:
             await rig.client.dispatch(selection, "echo")
     await turns()
     assert worker.heard_of(RequestOp.RELEASE) == []
-    rig.balanced()
+    numbers = rig.router.metrics.statistics()
+    assert (numbers["requests"], numbers["errors"]) == (1 + known, 1)
 
 
-@on_rig()
 async def test_holding_what_a_task_costs(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.choose_worker("images.heavy") as selection:
@@ -177,13 +116,11 @@ async def test_holding_what_a_task_costs(rig: Rig) -> None:
     async with rig.client.choose_worker("images", slots=2) as selection:
         assert selection.slots == 2
     assert [frame[2] for frame in worker.heard_of(RequestOp.RESERVE)] == [2, 2]
-    rig.balanced()
 
 
 # -- cancellation at every await ----------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
     worker = await rig.worker(slots=1)
     async with rig.client.choose_worker("images"):
@@ -194,12 +131,10 @@ async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
         await turns()
         assert entering.cancelled()
     assert len(worker.heard_of(RequestOp.RESERVE)) == 1
-    rig.balanced()
 
 
-@on_rig()
-async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
+async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=mute(RequestOp.RESERVE), known=known)
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
     [reserve] = await worker.hears(RequestOp.RESERVE)
     entering.cancel()
@@ -208,10 +143,8 @@ async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
     worker.answer(worker.grant(reserve))  # too late; nobody takes it, and it is not released twice
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
@@ -227,91 +160,60 @@ async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
     await turns()
     assert entering.cancelled()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    rig.balanced()
 
 
-@on_rig()
-async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(RequestOp.TASK))
+async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(behave=mute(RequestOp.TASK), known=known)
     async with rig.client.choose_worker("images") as selection:
-        dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+        dispatch = asyncio.create_task(rig.client.dispatch(selection, "echo"))
         [task] = await worker.hears(RequestOp.TASK)
-        dispatch.cancel()
-        await turns()
-        assert dispatch.cancelled()
-    [cancel] = worker.heard_of(RequestOp.CANCEL)
-    assert cancel[1] == task[1]
+        await cancel_and_wait(dispatch)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     # The task may not have arrived: then only this frees the slot. If it has, the token is used up, and it is a no-op.
-    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-    worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
-    await turns()
-    rig.balanced()
-
-
-@on_rig()
-async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(rig: Rig) -> None:
-    worker = await rig.worker(slots=2, behave=mute(RequestOp.TASK))
-    for _ in range(2):
-        async with rig.client.choose_worker("images") as selection:
-            dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-            [*_, task] = await worker.hears(RequestOp.TASK, len(worker.heard_of(RequestOp.TASK)) + 1)
-            dispatch.cancel()
-            await turns()
-        worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
-    await turns()
-    rig.balanced()
-    async with rig.client.choose_worker("images"), rig.client.choose_worker("images"):
-        assert rig.router.metrics.statistics()["reserved_slots"] == 2
+    [release] = await worker.hears(RequestOp.RELEASE)
+    assert (cancel[1], release[2]) == (task[1], "w1-t1")
 
 
 # -- lost answers -------------------------------------------------------------------------------------------------
 
 
-@on_rig()
-async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig) -> None:
-    slow = await rig.worker("w1", mute(RequestOp.RESERVE))
-    loop = asyncio.get_running_loop()
-    entering = rig.client.choose_worker("images").__aenter__()
-    task = asyncio.ensure_future(entering)
+async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig, known: bool) -> None:
+    slow = await rig.worker("w1", mute(RequestOp.RESERVE), known=known)
+    task = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
     [reserve] = await slow.hears(RequestOp.RESERVE)
-    began = loop.time()
+    began = loop_time()
     await rig.worker("w2")
     selection = await task
     assert selection.worker == "images.w2"
-    assert loop.time() - began == pytest.approx(0.1, abs=0.05)
+    assert loop_time() - began == pytest.approx(0.1, abs=0.05)
     await turns()
     assert slow.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], None]]
     selection.close()
-    rig.balanced()
 
 
-@on_rig()
 async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     times: list[float] = []
-    loop = asyncio.get_running_loop()
 
     def note(worker: FakeWorker, frame: Frame) -> None:
         if frame[0] == RequestOp.RESERVE:
-            times.append(loop.time())
+            times.append(loop_time())
 
     worker.behave = note
-    with pytest.raises(Saturated):
+    with pytest.raises(errors.Saturated):
         async with rig.client.options(timeout_s=10).choose_worker("images"):
             pass
     waits = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
     assert waits[0] < 0.2 < waits[2] and all(1.0 <= wait <= 1.6 for wait in waits[4:]), waits
     await turns()
     assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE)) == len(times)
-    rig.balanced()
 
 
 # -- renewal and trust --------------------------------------------------------------------------------------------
 
 
-@on_rig()
-async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
-    worker = await rig.worker()
+async def test_a_selection_that_is_held_long_is_renewed(rig: Rig, known: bool) -> None:
+    worker = await rig.worker(known=known)
     async with rig.client.choose_worker("images") as selection:
         await asyncio.sleep(60)
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
@@ -322,32 +224,23 @@ async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
     assert len(worker.heard_of(RequestOp.RENEW)) == len(renewals)
 
 
-@on_rig()
 async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worker_gives_it_up(rig: Rig) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RENEW))
-    loop = asyncio.get_running_loop()
     async with rig.client.choose_worker("images") as selection:
-        granted_at = loop.time()
+        granted_at = loop_time()
         await asyncio.sleep(2.0)  # the claim timeout
         assert selection.hold.trusted_until < granted_at + 2.0
-        with pytest.raises(LeaseExpired):
+        with pytest.raises(errors.LeaseExpired):
             await rig.client.dispatch(selection, "echo")
     assert worker.heard_of(RequestOp.TASK) == []
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
-    def forgetful(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.RENEW:
-            return [(AnswerOp.ERROR, frame[1], "lease_expired", "too late", None, False)]
-        return obedient(worker, frame)
-
-    await rig.worker(behave=forgetful)
+    await rig.worker(behave=refuses("lease_expired", of=RequestOp.RENEW))
     async with rig.client.lease("images", ttl_s=15) as lease:
         await asyncio.sleep(1)
-        assert isinstance(lease.lost, LeaseExpired)
-        with pytest.raises(LeaseExpired, match="too late"):
+        assert isinstance(lease.lost, errors.LeaseExpired)
+        with pytest.raises(errors.LeaseExpired, match="no"):
             await lease.call("echo")
 
 
@@ -367,28 +260,16 @@ def test_the_margin_bears_clocks_that_differ_by_as_much_as_is_promised(ttl_s: fl
 # -- guaranteed dispatch ------------------------------------------------------------------------------------------
 
 
-@on_rig()
-async def test_when_the_chosen_worker_died_before_the_task_it_runs_elsewhere(rig: Rig) -> None:
+@pytest.mark.parametrize("waits_s", [0, 5], ids=["dead", "known to be dead"])
+async def test_when_the_chosen_worker_died_before_the_task_it_runs_elsewhere(rig: Rig, waits_s: int) -> None:
     dead = await rig.worker("w1")
     async with rig.client.choose_worker("images") as selection:
         await dead.die()
+        await asyncio.sleep(waits_s)
         await rig.worker("w2")
         assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
-    rig.balanced()
 
 
-@on_rig()
-async def test_when_the_chosen_worker_is_known_to_be_gone_it_runs_elsewhere(rig: Rig) -> None:
-    dead = await rig.worker("w1")
-    async with rig.client.choose_worker("images") as selection:
-        await dead.die()
-        await asyncio.sleep(5)
-        await rig.worker("w2")
-        assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
-    rig.balanced()
-
-
-@on_rig()
 async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) -> None:
     worker = await rig.worker("w1")
 
@@ -400,40 +281,32 @@ async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) 
     async with rig.client.choose_worker("images") as selection:
         worker.epoch, worker.behave = 2, frozen_since
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
 
 
-@on_rig()
-async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig) -> None:
+async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig, known: bool) -> None:
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.TASK and frame[6] is not None:
             return [(AnswerOp.ERROR, frame[1], "unknown_token", "who?", None, False)]
         return obedient(worker, frame)
 
-    await rig.worker(behave=forgetful)
+    worker = await rig.worker(behave=forgetful, known=known)
     async with rig.client.choose_worker("images") as selection:
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    rig.balanced()
+    assert [frame[6] for frame in worker.heard_of(RequestOp.TASK)] == ["w1-t1", None]
 
 
-@on_rig()
-async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig) -> None:
-    worker = await rig.worker("w1", mute(RequestOp.TASK))
-    await rig.worker("w2", labels={"not": "this"})
+async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig, known: bool) -> None:
+    worker = await rig.worker("w1", mute(RequestOp.TASK), known=known)
     async with rig.client.choose_worker("images") as selection:
-        chosen = next(w for w in rig.workers if str(w.id) == selection.worker)
-        chosen.behave = mute(RequestOp.TASK)
+        await rig.worker("w2")
         dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-        await chosen.hears(RequestOp.TASK)
-        await chosen.die()
-        with pytest.raises(WorkerLost) as caught:
+        await worker.hears(RequestOp.TASK)
+        await worker.die()
+        with pytest.raises(errors.WorkerLost) as caught:
             await dispatch
         assert caught.value.may_have_started
-    del worker
-    rig.balanced()
 
 
-@on_rig()
 async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) -> None:
     await rig.worker("w1", mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
@@ -442,4 +315,3 @@ async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) 
         await rig.worker("w2")
         await rig.workers[0].die()
         assert await dispatch == ["w2", "again"]
-    rig.balanced()

@@ -15,27 +15,22 @@ from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, silent, turns
 
 
 def known(rig: Rig, pool: str = "images") -> dict[str, Any]:
     return dict(rig.router.pools[pool].core.view.workers)
 
 
-@on_rig()
 async def test_a_new_router_pulls_the_workers_that_are_there(rig: Rig) -> None:
     await rig.worker("w1", node="n", zone="z", address="a:1", labels={"gpu": "yes"})
-    await rig.worker("w2")
-    await rig.client.call("images.echo")
+    await rig.known_worker("w2")
     worker = known(rig)["w1"]
     assert (worker.node, worker.zone, worker.address, worker.labels) == ("n", "z", "a:1", {"gpu": "yes"})
     assert set(known(rig)) == {"w1", "w2"}
 
 
-@on_rig()
-async def test_a_client_far_from_the_server_calls_at_once_though_workers_beat_faster_than_keys_are_read(
-    rig: Rig,
-) -> None:
+async def test_a_client_far_from_the_server_calls_at_once_though_workers_beat_fast(rig: Rig) -> None:
     for number in range(60):
         await rig.worker(f"w{number}")
         await asyncio.sleep(1 / 60)
@@ -54,7 +49,6 @@ async def test_a_client_far_from_the_server_calls_at_once_though_workers_beat_fa
     assert all(worker.instance.endswith("-again") for worker in known(rig).values())
 
 
-@on_rig()
 async def test_no_storage_is_touched_before_the_first_request(rig: Rig) -> None:
     fresh = Rig()
     fresh.hub = rig.hub
@@ -65,20 +59,16 @@ async def test_no_storage_is_touched_before_the_first_request(rig: Rig) -> None:
     assert rig.router.pools == {}
 
 
-@on_rig()
 async def test_a_registration_without_a_heartbeat_is_of_a_dead_worker(rig: Rig) -> None:
     dead = await rig.worker("w1")
     await dead.die()
     await asyncio.sleep(4)
-    await rig.worker("w2")
-    await rig.client.call("images.echo")
+    await rig.known_worker("w2")
     assert set(known(rig)) == {"w2"}
 
 
-@on_rig()
 async def test_changes_are_seen_as_they_happen(rig: Rig) -> None:
-    one = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    one = await rig.known_worker("w1")
     await rig.worker("w2")
     await turns()
     assert set(known(rig)) == {"w1", "w2"}
@@ -91,10 +81,8 @@ async def test_changes_are_seen_as_they_happen(rig: Rig) -> None:
     assert set(known(rig)) == {"w2"}
 
 
-@on_rig()
 async def test_a_deletion_that_storage_refuses_removes_no_worker(rig: Rig) -> None:
-    worker = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker("w1")
     before = known(rig)["w1"]
     for key in (rig.names.alive_key(worker.id), rig.names.registration_key(worker.id)):
         with pytest.raises(Conflict):
@@ -107,10 +95,8 @@ async def test_a_deletion_that_storage_refuses_removes_no_worker(rig: Rig) -> No
     assert known(rig) == {}
 
 
-@on_rig()
 async def test_a_deletion_that_cannot_be_checked_removes_no_worker_while_its_heart_beats(rig: Rig) -> None:
-    worker = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker("w1")
     rig.hub.storage_down()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -120,19 +106,15 @@ async def test_a_deletion_that_cannot_be_checked_removes_no_worker_while_its_hea
     rig.hub.storage_back()
 
 
-@on_rig()
 async def test_heartbeats_carry_the_load(rig: Rig) -> None:
-    worker = await rig.worker(slots=5)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=5)
     worker.load = Load(3, 1, 5)
     await asyncio.sleep(1.1)
     assert known(rig)["w1"].ongoing == 4
 
 
-@on_rig()
 async def test_a_failing_pull_removes_nothing_and_heartbeats_go_on_counting(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     rig.hub.storage_up = False
     for _ in range(20):
         await asyncio.sleep(0.9)
@@ -146,7 +128,6 @@ async def test_a_failing_pull_removes_nothing_and_heartbeats_go_on_counting(rig:
     rig.hub.storage_up = True
 
 
-@on_rig()
 async def test_a_call_made_while_storage_is_away_waits_for_it(rig: Rig) -> None:
     await rig.worker()
     rig.hub.storage_up = False
@@ -163,14 +144,12 @@ async def test_a_call_made_while_storage_is_away_waits_for_it(rig: Rig) -> None:
     assert await call == ["w1", "echo"]
 
 
-@on_rig()
 async def test_a_first_call_without_a_connection_says_so_at_its_deadline(rig: Rig) -> None:
     rig.hub.disconnect(rig.bus)
     with pytest.raises(Disconnected):
         await rig.client.options(timeout_s=2).call("images.echo")
 
 
-@on_rig()
 async def test_unreadable_records_are_left_aside(rig: Rig) -> None:
     await rig.worker("w1")
     for key, value in (("reg.images.bad", b"{"), ("alive.images.bad", b"[]"), ("reg.images.odd", b'{"pool": "x"}')):
@@ -182,7 +161,6 @@ async def test_unreadable_records_are_left_aside(rig: Rig) -> None:
     assert await rig.client.call("images.echo") == ["w1", "echo"]
 
 
-@on_rig()
 async def test_what_was_missed_while_disconnected_is_pulled_on_reconnection(rig: Rig) -> None:
     await rig.worker("w1", silent)
     await rig.router.pool("images")
@@ -195,7 +173,6 @@ async def test_what_was_missed_while_disconnected_is_pulled_on_reconnection(rig:
     assert set(known(rig)) == {"w1", "w2"}
 
 
-@on_rig()
 async def test_a_change_whose_news_got_lost_is_found_by_reconciling(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.router.pool("images")
@@ -208,7 +185,6 @@ async def test_a_change_whose_news_got_lost_is_found_by_reconciling(rig: Rig) ->
     assert "w2" in known(rig)
 
 
-@on_rig()
 async def test_a_pool_that_nobody_serves_and_nobody_asks_for_is_forgotten(rig: Rig) -> None:
     for n in range(5):
         with pytest.raises(Unavailable):
@@ -218,7 +194,6 @@ async def test_a_pool_that_nobody_serves_and_nobody_asks_for_is_forgotten(rig: R
     assert rig.router.pools == {}
 
 
-@on_rig()
 async def test_closing_while_a_pool_is_opened_ends_the_call(rig: Rig) -> None:
     rig.hub.storage_up = False
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -229,14 +204,12 @@ async def test_closing_while_a_pool_is_opened_ends_the_call(rig: Rig) -> None:
     rig.hub.storage_up = True
 
 
-@on_rig()
 async def test_two_calls_at_once_open_a_pool_once(rig: Rig) -> None:
     await rig.worker(slots=10)
     await asyncio.gather(*(rig.client.call("images.echo") for _ in range(10)))
     assert rig.router.pools["images"].discovery.informer.pulls == 1
 
 
-@on_rig()
 async def test_a_cancelled_first_call_does_not_stop_the_opening_for_the_others(rig: Rig) -> None:
     await rig.worker()
     first = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -246,7 +219,6 @@ async def test_a_cancelled_first_call_does_not_stop_the_opening_for_the_others(r
     assert await second == ["w1", "echo"]
 
 
-@on_rig()
 async def test_a_worker_of_another_pool_is_not_seen(rig: Rig) -> None:
     await rig.worker("w1")
     other = FakeWorker(rig, "w9", pool="sounds")
@@ -257,11 +229,8 @@ async def test_a_worker_of_another_pool_is_not_seen(rig: Rig) -> None:
     assert await rig.client.options(pool="sounds").call("images.echo") == ["w9", "echo"]
 
 
-async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(caplog: Any) -> None:
-    rig = Rig()
-    await rig.start()
-    await rig.worker("w1")
-    await rig.client.call("images.echo")
+async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(rig: Rig, caplog: Any) -> None:
+    await rig.known_worker("w1")
 
     def failed(level: int) -> int:
         return sum(
@@ -278,14 +247,12 @@ async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(capl
         await asyncio.sleep(21)
         assert failed(logging.WARNING) >= 1
         rig.hub.storage_back()
-    await rig.stop()
 
 
-@on_rig(reconcile_s=0.7)
+@pytest.mark.router(reconcile_s=0.7)
 async def test_a_heartbeat_that_is_only_read_again_is_no_sign_of_life(rig: Rig) -> None:
     """The last heartbeat of a worker that was killed stands in the ledger for three seconds."""
-    worker = await rig.worker("w1")
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker("w1")
     await worker.die()
     await asyncio.sleep(2.4)
     assert set(known(rig)) == {"w1"}
@@ -294,9 +261,7 @@ async def test_a_heartbeat_that_is_only_read_again_is_no_sign_of_life(rig: Rig) 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_worker_that_left_after_its_last_answer_is_no_loss_to_warn_of(caplog: Any, answers: bool) -> None:
-    rig = Rig()
-    await rig.start()
+async def test_a_worker_that_left_after_its_last_answer_is_no_loss(rig: Rig, caplog: Any, answers: bool) -> None:
     worker = await rig.worker("w1", behave=silent)
     call = asyncio.ensure_future(rig.client.options(idempotent=True, timeout_s=20).call("images.echo"))
     (task,) = await worker.hears(RequestOp.TASK)
@@ -311,4 +276,3 @@ async def test_a_worker_that_left_after_its_last_answer_is_no_loss_to_warn_of(ca
     assert known(rig) == {}
     assert any(record.__dict__.get("action") == "worker.lost" for record in caplog.records) != answers
     call.cancel()
-    await rig.stop()

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.schemas.errors.base import NoWorkers, QueueFull
 
-from ...support.dispatcher.fakes import Rig, on_rig
+from ...support.dispatcher.fakes import Rig
 
 MOST = 5
 
@@ -19,7 +19,7 @@ async def unknown(rig: Rig, name: str) -> type[Exception]:
     return caught.type
 
 
-@on_rig(max_empty_pools=MOST)
+@pytest.mark.router(max_empty_pools=MOST)
 async def test_names_that_nobody_serves_are_forgotten_when_there_are_too_many(rig: Rig) -> None:
     await rig.worker()
     for number in range(5 * MOST):
@@ -29,10 +29,9 @@ async def test_names_that_nobody_serves_are_forgotten_when_there_are_too_many(ri
     assert f"nobody-{5 * MOST - 1}" in rig.router.pools
 
 
-@on_rig(max_empty_pools=MOST)
+@pytest.mark.router(max_empty_pools=MOST)
 async def test_too_many_callers_of_names_that_nobody_serves_are_refused(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     found = await asyncio.gather(*(unknown(rig, f"nobody-{number}") for number in range(5 * MOST)))
     assert found.count(NoWorkers) == MOST and found.count(QueueFull) == 4 * MOST
     assert await rig.client.call("images.echo") == ["w1", "echo"]

@@ -13,7 +13,8 @@ from gangline.dispatcher.transport.exchange import RequestExchange
 from gangline.schemas.errors.base import WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, silent, turns
+from ...waiting import loop_time
 
 
 def known(rig: Rig, name: str) -> WorkerEntry:
@@ -27,11 +28,8 @@ async def answers(worker: FakeWorker, value: str) -> None:
     worker.answer((AnswerOp.OK, frame[1], value))
 
 
-@on_rig()
 async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call()
     before = known(rig, "w1")
     rig.hub.freeze()
     await asyncio.sleep(9.0)
@@ -41,13 +39,10 @@ async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
     assert known(rig, "w1") is before and before.eligible
     await answers(worker, "late, and right")
     assert await call == "late, and right"
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_again(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     before, told = known(rig, "w1"), []
     rig.router.exchange.on_gap = lambda: told.append(before.eligible)
     await asyncio.sleep(5.0)
@@ -59,7 +54,6 @@ async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_aga
     assert told == [False, False] and before.eligible  # when it was suspected, and when it was heard of again
 
 
-@on_rig()
 async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -77,11 +71,8 @@ async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(r
     assert await call == "late" and told == [True]
 
 
-@on_rig()
 async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_lost(rig: Rig) -> None:
-    away = await rig.worker("w1", silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await away.hears(RequestOp.TASK)
+    away, call, _ = await rig.held_call()
     await rig.worker("w2")
     before = known(rig, "w1")
     pool = rig.router.pools["images"]
@@ -97,29 +88,22 @@ async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_los
     assert before.eligible
     await answers(away, "done")
     assert await call == "done"
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_dead_worker_is_lost_when_its_heartbeat_has_expired_and_not_before(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call()
     rig.router.pools["images"].suspect(known(rig, "w1"), "nobody has listened there for 1 s")
     worker.stop_beating()
-    began = asyncio.get_running_loop().time()
+    began = loop_time()
     with pytest.raises(WorkerLost):
         await call
-    assert 2.0 < asyncio.get_running_loop().time() - began < 3.6
+    assert 2.0 < loop_time() - began < 3.6
     assert "w1" not in rig.router.pools["images"].core.view.workers
-    rig.balanced()
 
 
-@on_rig(unconfirmed_after_s=5.0)
+@pytest.mark.router(unconfirmed_after_s=5.0)
 async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_task_waits_on(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
+    worker, call, _ = await rig.held_call()
     exchange: RequestExchange = rig.client.router.exchange
     lost: list[TryOutcome] = []
 
@@ -133,10 +117,10 @@ async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_t
     exchange.launch(flight, worker.heard_of(RequestOp.TASK)[0])
     rig.hub.storage_down()
     worker.stop_beating()
-    began = asyncio.get_running_loop().time()
+    began = loop_time()
     with pytest.raises(WorkerLost):
         await call
-    assert 7.0 < asyncio.get_running_loop().time() - began < 9.0
+    assert 7.0 < loop_time() - began < 9.0
     await asyncio.sleep(60.0)
     assert not lost and exchange.is_open(flight) and known(rig, "w1")
     rig.hub.storage_back()
@@ -144,16 +128,14 @@ async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_t
     assert lost == [TryOutcome.LOST] and not exchange.is_open(flight)
 
 
-@on_rig()
 async def test_an_answer_of_the_ledger_that_comes_late_is_not_believed(rig: Rig) -> None:
-    await rig.worker()
-    await rig.client.call("images.echo")
+    await rig.known_worker()
     pool, before = rig.router.pools["images"], known(rig, "w1")
     asked: list[float] = []
     beats = pool.discovery.beats
 
     async def late(worker: str, instance: str) -> bool:
-        asked.append(asyncio.get_running_loop().time())
+        asked.append(loop_time())
         if len(asked) < 4:
             await asyncio.sleep(2.0)
             return False  # as it was, before the server stood still

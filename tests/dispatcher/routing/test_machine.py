@@ -11,19 +11,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
+from gangline import errors
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.dispatcher.routing.worker_table import WorkerEntry
-from gangline.schemas.errors.base import (
-    GanglineError,
-    InvalidRequest,
-    NotEntitled,
-    QueueFull,
-    Saturated,
-    UnknownMethod,
-)
 from gangline.schemas.permissions.quotas import Quota, Quotas
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
@@ -87,19 +80,19 @@ class CoreMachine(RuleBasedStateMachine):
         before = self.core.waiting
         try:
             placed = self.core.admit(routed_request, self.now)
-        except QueueFull:
+        except errors.QueueFull:
             assert before >= self.settings.max_queued  # more when tries came to nothing and took their old places
             return multiple()
-        except UnknownMethod:
+        except errors.UnknownMethod:
             assert workers and not self.core.view.serves(method)
             return multiple()
-        except NotEntitled:
+        except errors.NotEntitled:
             assert workers and tenant and slots == 5
             return multiple()
-        except InvalidRequest:
+        except errors.InvalidRequest:
             assert model and workers and not any(worker.max_models or worker.models for worker in workers)
             return multiple()
-        except Saturated:
+        except errors.Saturated:
             assert workers and all(0 < worker.total < slots for worker in workers)
             return multiple()
         self.alive.append(routed_request)
@@ -115,7 +108,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.core.turned_down(routed_request, worker, fate)
         try:
             self.core.again(routed_request, fate, self.now)
-        except GanglineError as error:
+        except errors.GanglineError as error:
             self.alive.remove(routed_request)
             if fate.may_have_started:
                 assert error.may_have_started
@@ -283,7 +276,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.core.settle(routed_request)
         try:
             self.core.again(routed_request, TryOutcome.LOST, self.now)
-        except GanglineError as error:
+        except errors.GanglineError as error:
             assert error.may_have_started or routed_request.uncertain, "the caller must be told; see caller.py"
             self.alive.remove(routed_request)
 

@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import (
-    Draining,
-    NotEntitled,
-    NoWorkers,
-    QueueFull,
-    QuotaExceeded,
-    Saturated,
-    UnknownMethod,
-    WorkerLost,
-)
 from gangline.schemas.permissions.quotas import Quotas, parse_quotas
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
@@ -74,9 +65,9 @@ def test_a_call_that_waited_too_long_for_its_quota_is_told_so() -> None:
     core = core_of(a=8, quotas=parse_quotas(["slots=1"]))
     requests, _ = of_tenants(core, "lab", "lab")
     error = core.give_up(requests[1], "for 30 s")
-    assert isinstance(error, QuotaExceeded)
+    assert isinstance(error, errors.QuotaExceeded)
     assert error.details == {"tenant": "lab", "quota": "slots", "limit": 1, "used": 1}
-    with pytest.raises(NotEntitled, match="2 slots"):
+    with pytest.raises(errors.NotEntitled, match="2 slots"):
         core.admit(routed_request(tenant="lab", slots=2), 0.0)
     for request in requests:
         core.withdraw(request)
@@ -117,7 +108,7 @@ def test_the_error_of_a_request_that_was_lost_and_found_no_room_afterwards_names
         fill(core, name)
     assert not core.again(request, TryOutcome.FULL, 0.1)
     error = core.give_up(request, "for 1 s")
-    assert isinstance(error, WorkerLost) and error.details["worker"] == str(lost)
+    assert isinstance(error, errors.WorkerLost) and error.details["worker"] == str(lost)
     core.check()
 
 
@@ -127,10 +118,10 @@ def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: TryOut
     waiting = routed_request()
     waiting.fate = fate
     core.view.unreachable(core.view.workers["a"])
-    assert isinstance(core.give_up(waiting, "for 1 s"), Saturated)
+    assert isinstance(core.give_up(waiting, "for 1 s"), errors.Saturated)
     core.view.unreachable(core.view.workers["b"])
     error = core.give_up(waiting, "for 1 s")
-    assert isinstance(error, NoWorkers) and "can be reached" in error.message
+    assert isinstance(error, errors.NoWorkers) and "can be reached" in error.message
 
 
 def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken() -> None:
@@ -164,8 +155,8 @@ def test_whoever_waits_is_told_when_the_method_is_gone() -> None:
     record = Registration(pool="p", worker="a", epoch=1, instance="i", slots=1, methods={"again": MethodInfo()})
     core.registered(record, 5, 1.0)
     [effect] = core.wake(1.0)
-    assert isinstance(effect, PlacementRefused) and isinstance(effect.error, UnknownMethod)
-    with pytest.raises(UnknownMethod, match="again"):
+    assert isinstance(effect, PlacementRefused) and isinstance(effect.error, errors.UnknownMethod)
+    with pytest.raises(errors.UnknownMethod, match="again"):
         core.admit(routed_request(), 1.0)
 
 
@@ -179,21 +170,24 @@ def test_progress_of_its_class_makes_a_request_wait_longer() -> None:
     assert core.wake(61.0) == []
     core.next_wake_s(61.0)
     refused = core.wake(110.1)
-    assert [type(effect.error) for effect in refused if isinstance(effect, PlacementRefused)] == [Saturated, Saturated]
+    assert [type(effect.error) for effect in refused if isinstance(effect, PlacementRefused)] == [
+        errors.Saturated,
+        errors.Saturated,
+    ]
 
 
 def test_the_error_says_why_there_was_no_room() -> None:
     empty = core_of()
-    assert isinstance(empty.give_up(routed_request(), "now"), NoWorkers)
+    assert isinstance(empty.give_up(routed_request(), "now"), errors.NoWorkers)
     core = core_of(a=1)
-    assert isinstance(core.give_up(routed_request(), "now"), Saturated)
+    assert isinstance(core.give_up(routed_request(), "now"), errors.Saturated)
     core.view.loaded(core.view.workers["a"], Load(0, 0, 1, LoadFlag.DRAINING), 1, 0.0)
-    assert isinstance(core.give_up(routed_request(), "now"), Draining)
+    assert isinstance(core.give_up(routed_request(), "now"), errors.Draining)
     core = core_of(a=1)
     core.view.unreachable(core.view.workers["a"])
     unheard = routed_request()
     unheard.fate = TryOutcome.UNHEARD
-    assert isinstance(core.give_up(unheard, "now"), NoWorkers)
+    assert isinstance(core.give_up(unheard, "now"), errors.NoWorkers)
 
 
 def test_during_a_roll_out_a_new_task_does_not_hold_up_the_old_ones() -> None:
@@ -215,7 +209,7 @@ def slots_of(number: int) -> RoutedRequest:
 def test_more_slots_than_any_worker_has_are_refused_at_once_and_when_a_larger_one_is_there_granted() -> None:
     core = core_of(a=1, b=3)
     fill(core, "b")
-    with pytest.raises(Saturated, match="99 slots were asked for and the largest worker of pool 'p' has 3"):
+    with pytest.raises(errors.Saturated, match="99 slots were asked for and the largest worker of pool 'p' has 3"):
         core.admit(slots_of(99), 0.0)
     busy = slots_of(3)
     assert not core.admit(busy, 0.0), "b may be free again"
@@ -231,7 +225,7 @@ def test_a_paused_worker_may_be_of_any_size() -> None:
     assert not core.admit(slots_of(99), 0.0)
     core.loaded(core.view.workers["b"], Load(0, 0, 3), 1, 5.0)  # resized
     [refused] = core.wake(5.0)
-    assert isinstance(refused, PlacementRefused) and isinstance(refused.error, Saturated)
+    assert isinstance(refused, PlacementRefused) and isinstance(refused.error, errors.Saturated)
 
 
 def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
@@ -245,7 +239,7 @@ def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
     assert (
         refused.routed_request is waiting
         and isinstance(refused, PlacementRefused)
-        and isinstance(refused.error, Saturated)
+        and isinstance(refused.error, errors.Saturated)
     )
     core.check()
 
@@ -266,7 +260,7 @@ def test_what_has_less_time_left_than_its_task_needs_is_refused_and_the_next_one
     core.settle(first)
     refused, placed = core.pump(4.0)
     assert isinstance(refused, PlacementRefused) and refused.routed_request is late
-    assert isinstance(refused.error, Saturated) and "1 s are left, and echo usually takes up to 3 s" in str(
+    assert isinstance(refused.error, errors.Saturated) and "1 s are left, and echo usually takes up to 3 s" in str(
         refused.error
     )
     assert refused.error.may_have_started is False
@@ -296,7 +290,7 @@ def test_what_would_wait_twice_as_long_as_it_can_is_refused_at_once() -> None:
         [effect] = core.pump(float(second))
         last = effect.routed_request
     assert core.waiting == 40
-    with pytest.raises(QueueFull, match="40 requests will take about .* s, and this one has 5 s"):
+    with pytest.raises(errors.QueueFull, match="40 requests will take about .* s, and this one has 5 s"):
         core.admit(routed_request(deadline=25.0), 20.0)
     assert not core.admit(routed_request(deadline=60.0), 20.0)
     assert not core.admit(routed_request(), 20.0)

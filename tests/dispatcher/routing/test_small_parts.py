@@ -27,23 +27,35 @@ from ...support.rows import in_rows
 
 
 @in_rows(
-    "name, bad",
+    "kind, name, bad",
     [
-        ("max_queued", -1),
-        ("max_queued", 1.5),
-        ("max_attempts", 0),
-        ("max_attempts", True),
-        ("backoff_first_s", 0),
-        ("lost_after_s", 0.5),
-        ("default_timeout_s", 0),
-        ("stream_window", 0),
-        ("claim_s", "2"),
-        ("probe_first_s", None),
+        (RouterSettings, "max_queued", -1),
+        (RouterSettings, "max_queued", 1.5),
+        (RouterSettings, "max_attempts", 0),
+        (RouterSettings, "max_attempts", True),
+        (RouterSettings, "backoff_first_s", 0),
+        (RouterSettings, "lost_after_s", 0.5),
+        (RouterSettings, "default_timeout_s", 0),
+        (RouterSettings, "stream_window", 0),
+        (RouterSettings, "claim_s", "2"),
+        (RouterSettings, "probe_first_s", None),
+        (GatewaySettings, "default_timeout_s", 0),
+        (GatewaySettings, "max_pending", 0),
+        (GatewaySettings, "max_pending", True),
+        (GatewaySettings, "drain_grace_s", -1),
+        (CallOptions, "timeout_s", -1),
+        (CallOptions, "timeout_s", 1e12),
+        (CallOptions, "max_attempts", 0),
     ],
 )
-def test_a_setting_out_of_bounds_is_named_with_its_bounds(name: str, bad: Any) -> None:
+def test_a_setting_out_of_bounds_is_named_with_its_bounds(kind: Any, name: str, bad: Any) -> None:
     with pytest.raises(InvalidSettings, match=name):
-        RouterSettings(**{name: bad})
+        kind(**{name: bad})
+
+
+def test_a_pool_that_is_no_name_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        CallOptions(pool="a.b")
 
 
 def test_large_bounds_are_written_in_full() -> None:
@@ -67,20 +79,6 @@ def test_settings_are_frozen() -> None:
         RouterSettings().max_queued = 5  # type: ignore[misc]
 
 
-@in_rows("bad", [{"default_timeout_s": 0}, {"max_pending": 0}, {"drain_grace_s": -1}, {"max_pending": True}])
-def test_gateway_settings_are_checked(bad: Any) -> None:
-    with pytest.raises(InvalidSettings, match=next(iter(bad))):
-        GatewaySettings(**bad)
-
-
-@in_rows("bad", [{"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": 1e12}, {"max_attempts": 0}])
-def test_call_options_are_checked(bad: Any) -> None:
-    with pytest.raises(InvalidSettings, match=next(iter(bad))):
-        CallOptions(**bad)
-    with pytest.raises(InvalidName):
-        CallOptions(pool="a.b")
-
-
 # -- lines --------------------------------------------------------------------------------------------------------
 
 
@@ -90,31 +88,6 @@ class Item:
         self.queue = queue
         self.tenant = tenant
         self.waits: object | None = None
-
-
-def test_a_line_is_served_in_order_and_a_retry_keeps_its_place() -> None:
-    line: WaitQueue[Item] = WaitQueue()
-    items = [Item(number) for number in range(5)]
-    for item in items:
-        line.add(item)
-    first = line.heads()[0]
-    line.remove(first)
-    assert line.heads() == [items[1]]
-    line.add(first)
-    assert line.heads() == [items[0]] and len(line) == 5
-    assert list(line) == items
-
-
-def test_classes_do_not_hold_each_other_up() -> None:
-    line: WaitQueue[Item] = WaitQueue()
-    items = [Item(number, number % 3) for number in range(6)]
-    for item in items:
-        line.add(item)
-    assert line.heads() == items[:3]
-    line.remove(items[1])
-    assert line.heads() == [items[0], items[2], items[4]]
-    assert line.next_after(items[1]) is items[4]
-    assert not line.remove(items[1])
 
 
 def test_an_item_that_waits_in_another_class_by_now_is_not_the_first_of_its_old_one() -> None:

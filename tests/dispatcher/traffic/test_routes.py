@@ -8,24 +8,16 @@ from typing import Any
 
 import pytest
 
+from gangline import errors
 from gangline.bus.port.bus import BucketSettings, KeyValue, StorageUnavailable
 from gangline.dispatcher.traffic.route_core import home_pool
-from gangline.schemas.errors.base import (
-    ClosedError,
-    InvalidRoute,
-    NoWorkers,
-    QueueFull,
-    Saturated,
-    UnknownMethod,
-    WorkerLost,
-    WrongPool,
-)
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, obedient, silent, turns
+from ...waiting import loop_time
 from .test_route_core import bound
 
 
@@ -66,10 +58,16 @@ def traffic(rig: Rig) -> Any:
     return rig.client.statistics()["routes"]["traffic"].get("e")
 
 
+async def routed(rig: Rig, *pools: str) -> None:
+    """Workers in these pools, and a route to the first of them that the client follows."""
+    await crew(rig, *pools)
+    await set_route(rig, "e", {"to": {pools[0]: 1}})
+    assert await call(rig) == pools[0]
+
+
 # -- following ----------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_an_endpoint_without_a_route_is_its_pool_and_found_by_one_look(rig: Rig) -> None:
     await crew(rig, "e")
     assert await call(rig) == "e"
@@ -77,7 +75,6 @@ async def test_an_endpoint_without_a_route_is_its_pool_and_found_by_one_look(rig
     assert rig.hub.store(rig.names.routes_bucket) is None
 
 
-@on_rig()
 async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> None:
     await crew(rig, "v1", "v2", slots=1000)
     await set_route(rig, "e", {"to": {"v1": 90, "v2": 10}})
@@ -91,11 +88,8 @@ async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> N
     assert sum(number for _, number in requests) == 1000
 
 
-@on_rig()
 async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig) -> None:
-    await crew(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
+    await routed(rig, "v1", "e")
     await set_route(rig, "e", None)
     assert await call(rig) == "e"
     assert "e" in rig.router._traffic.plain
@@ -103,17 +97,13 @@ async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig)
     assert await call(rig) == "v1"
 
 
-@on_rig()
 async def test_an_invalid_route_leaves_traffic_as_it_is(rig: Rig) -> None:
-    await crew(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
+    await routed(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 0}})
     assert await call(rig) == "v1"
     assert "add up to 0" in rig.client.statistics()["routes"]["refused"]["e"]
 
 
-@on_rig()
 async def test_who_names_a_pool_means_it_whatever_the_route_says(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -122,7 +112,6 @@ async def test_who_names_a_pool_means_it_whatever_the_route_says(rig: Rig) -> No
     assert await call(rig) == "v1"
 
 
-@on_rig()
 async def test_a_key_keeps_its_pool_while_the_weights_do(rig: Rig) -> None:
     await crew(rig, "v1", "v2")
     await set_route(rig, "e", {"to": {"v1": 70, "v2": 30}})
@@ -132,11 +121,8 @@ async def test_a_key_keeps_its_pool_while_the_weights_do(rig: Rig) -> None:
         assert {await call(rig, key=key) for _ in range(3)} == {wanted}
 
 
-@on_rig()
 async def test_without_storage_the_last_known_routes_stay_in_force(rig: Rig) -> None:
-    await crew(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
+    await routed(rig, "v1", "e")
     rig.hub.storage_down()
     await asyncio.sleep(2)
     assert await call(rig) == "v1"
@@ -150,12 +136,17 @@ async def stuck(rig: Rig, pool: str) -> FakeWorker:
     return await rig.worker(f"stuck-{pool}", silent, pool=pool, slots=1)
 
 
-@on_rig()
+async def held(rig: Rig, *, to: str = "v1") -> tuple[FakeWorker, asyncio.Task[Any]]:
+    """A route to a pool with one slot, and a call that has it."""
+    worker = await stuck(rig, to)
+    await set_route(rig, "e", {"to": {to: 1}})
+    running = asyncio.create_task(call(rig))
+    await worker.hears(RequestOp.TASK)
+    return worker, running
+
+
 async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_new_one_in_order(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    running = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, running = await held(rig)
     waiting = [asyncio.ensure_future(rig.client.call("e.echo", number)) for number in range(20)]
     await turns()
     new = await rig.worker("new", silent, pool="v2", slots=1)
@@ -172,12 +163,9 @@ async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_
     assert not running.done()
     old.answer((AnswerOp.OK, old.heard_of(RequestOp.TASK)[0][1], "late but right"))
     assert await running == "late but right"
-    rig.balanced("v1")
-    rig.balanced("v2")
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-@on_rig()
 async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_first_route(rig: Rig) -> None:
     old = await stuck(rig, "e")
     first = asyncio.ensure_future(call(rig))
@@ -189,59 +177,44 @@ async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_
     await set_route(rig, "e", {"to": {"v1": 1}})
     assert await asyncio.gather(*waiting) == ["v1"] * 5
     assert not named.done()  # it asked for that pool
-    for task in (first, named):
-        task.cancel()
-    await asyncio.gather(first, named, return_exceptions=True)
+    await give_up(first, named)
 
 
-@on_rig()
 async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1, "v2": 0}})
-    first = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    _, first = await held(rig)
     waiting = calls(rig, 3)
     await turns()
     await crew(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 0, "v2": 1}})
     assert await asyncio.gather(*waiting) == ["v2"] * 3
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)
 
 
-@on_rig()
 async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new_one(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
     await crew(rig, "v2")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    asked = asyncio.ensure_future(call(rig))
-    [frame] = await old.hears(RequestOp.TASK)
+    old, asked = await held(rig)
     await set_route(rig, "e", {"to": {"v2": 1}})
-    old.answer((AnswerOp.REJECTED, frame[1], str(Reason.FULL)))
+    old.answer((AnswerOp.REJECTED, old.heard_of(RequestOp.TASK)[0][1], str(Reason.FULL)))
     assert await asked == "v2"
 
 
-@on_rig()
 async def test_a_request_that_may_have_started_is_not_moved(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
     await crew(rig, "v2")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    asked = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, asked = await held(rig)
     await set_route(rig, "e", {"to": {"v2": 1}})
     await old.die()
-    with pytest.raises(WorkerLost):
+    with pytest.raises(errors.WorkerLost):
         await asked
 
 
-@on_rig(max_queued=3)
+@pytest.mark.router(max_queued=3)
 async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> None:
     old, new = await stuck(rig, "v1"), await stuck(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 1}})
     tasks = calls(rig, 4)
     await old.hears(RequestOp.TASK)
     await turns()
-    with pytest.raises(QueueFull):
+    with pytest.raises(errors.QueueFull):
         await call(rig)
     tasks += [asyncio.ensure_future(call(rig, pool="v2")) for _ in range(4)]
     await new.hears(RequestOp.TASK)
@@ -249,23 +222,17 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
     await turns()
     assert rig.router.pools["v2"].core.waiting == 6
     assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
     assert rig.router.pools["v2"].core.waiting == 0
 
 
-@on_rig()
 async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
     def streaming(worker: FakeWorker, frame: Frame) -> Any:
         if frame[0] == RequestOp.TASK:
             return [(AnswerOp.ITEM, frame[1], 0, worker.id.pool), (AnswerOp.END, frame[1], 1)]
         return obedient(worker, frame)
 
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    first = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, first = await held(rig)
 
     async def items() -> list[Any]:
         return [item async for item in rig.client.stream("e.items")]
@@ -275,50 +242,50 @@ async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
     await rig.worker("new", streaming, pool="v2")
     await set_route(rig, "e", {"to": {"v2": 1}})
     assert await streamed == ["v2"]
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)
     assert traffic(rig) in ({"inside": {}, "waiting": 0}, {"inside": {"v1": 1}, "waiting": 0})
 
 
 # -- pools without workers ----------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_the_share_of_a_pool_without_workers_is_taken_by_the_others(rig: Rig) -> None:
     await crew(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 50, "gone": 50}})
     assert await asyncio.gather(*calls(rig, 20)) == ["v1"] * 20  # some after a second, none of them refused
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     assert await asyncio.gather(*calls(rig, 50)) == ["v1"] * 50
-    assert loop.time() - began_at < 0.5  # by now it is known
+    assert loop_time() - began_at < 0.5  # by now it is known
     await crew(rig, "gone")
     await asyncio.sleep(1)
     assert set(await asyncio.gather(*calls(rig, 50))) == {"v1", "gone"}
 
 
-@on_rig()
 async def test_when_no_pool_of_the_route_has_workers_everybody_hears_so(rig: Rig) -> None:
     await set_route(rig, "e", {"to": {"a": 1, "b": 1}})
     results = await asyncio.gather(*calls(rig, 10), return_exceptions=True)
-    assert {type(result) for result in results} == {NoWorkers}
+    assert {type(result) for result in results} == {errors.NoWorkers}
 
 
-@on_rig()
 async def test_a_task_that_a_pool_of_the_route_lacks_is_an_error_that_names_the_pool(rig: Rig) -> None:
     await rig.worker("w1", pool="v1", methods={"other": MethodInfo()})
     await set_route(rig, "e", {"to": {"v1": 1}})
-    with pytest.raises(UnknownMethod, match="v1"):
+    with pytest.raises(errors.UnknownMethod, match="v1"):
         await call(rig)
 
 
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-@on_rig()
+async def limited(rig: Rig, to: int, **facts: Any) -> FakeWorker:
+    """A route to a pool with a limit, and a worker there that answers nothing."""
+    worker = await rig.worker("w1", silent, pool="v1", **facts)
+    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": to}})
+    return worker
+
+
 async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1", slots=100)
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 2}})
+    worker = await limited(rig, 2, slots=100)
     tasks = [asyncio.ensure_future(rig.client.call("e.echo", number)) for number in range(6)]
     await worker.hears(RequestOp.TASK, 2)
     await asyncio.sleep(0.1)
@@ -333,30 +300,13 @@ async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) ->
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-@on_rig()
-async def test_other_pools_of_the_route_take_what_is_above_a_limit(rig: Rig) -> None:
-    await rig.worker("w1", silent, pool="v1", slots=100)
-    await rig.worker("w2", pool_named, pool="v2", slots=100)
-    await set_route(rig, "e", {"to": {"v1": 99, "v2": 1}, "limits": {"v1": 3}})
-    tasks = calls(rig, 50)
-    await asyncio.sleep(1)
-    assert sum(task.done() for task in tasks) == 47
-    assert traffic(rig)["inside"] == {"v1": 3}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@on_rig()
 async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1)
     first = asyncio.ensure_future(call(rig))
     [frame] = await worker.hears(RequestOp.TASK)
     second = asyncio.ensure_future(call(rig))
     await turns()
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    await give_up(first)
     await worker.hears(RequestOp.CANCEL)
     await asyncio.sleep(1)
     assert len(worker.heard_of(RequestOp.TASK)) == 1
@@ -366,18 +316,15 @@ async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> 
     assert await second == "second"
 
 
-@on_rig()
 async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1)
     first = asyncio.ensure_future(call(rig))
     [frame] = await worker.hears(RequestOp.TASK)
     cancelled, unlucky, waits = calls(rig, 3)
-    with pytest.raises(Saturated, match="limits"):
+    with pytest.raises(errors.Saturated, match="limits"):
         await call(rig, timeout_s=2)
     assert traffic(rig)["waiting"] == 3
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
+    await give_up(cancelled)
     assert traffic(rig)["waiting"] == 2
     # Its turn comes, and it is cancelled, in one turn of the loop: the next one goes.
     rig.router._traffic.routes["e"].changed(RouteRecord(to={"v1": 1}, limits={"v1": 2}))
@@ -388,68 +335,55 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
 
-@on_rig(saturated_wait_s=5.0)
+@pytest.mark.router(saturated_wait_s=5.0)
 async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_not_move(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1)
     first, second, third = calls(rig, 3)
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     [frame] = await worker.hears(RequestOp.TASK)
     await asyncio.sleep(3)
     worker.answer((AnswerOp.OK, frame[1], "first"))
     assert await first == "first"
-    with pytest.raises(Saturated):
+    with pytest.raises(errors.Saturated):
         await third
-    assert 7.9 < loop.time() - began_at < 9
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
+    assert 7.9 < loop_time() - began_at < 9
+    await give_up(second)
 
 
-@on_rig(max_queued=2)
+@pytest.mark.router(max_queued=2)
 async def test_too_many_that_wait_for_a_limit_are_refused_at_once(rig: Rig) -> None:
-    await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    await limited(rig, 1)
     tasks = calls(rig, 3)
     await asyncio.sleep(0.1)
-    with pytest.raises(QueueFull, match="the queue for route .* is full"):
+    with pytest.raises(errors.QueueFull, match="the queue for route .* is full"):
         await call(rig)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
 
 
-@on_rig()
 async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
-    worker = await rig.worker("w1", silent, pool="v1", slots=10)
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    worker = await limited(rig, 1, slots=10)
     tasks = calls(rig, 4)
     await worker.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 3}})
     await worker.hears(RequestOp.TASK, 3)
     await set_route(rig, "e", None)  # the pool of its name: nobody serves it
-    with pytest.raises(NoWorkers):
+    with pytest.raises(errors.NoWorkers):
         await tasks[3]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await give_up(*tasks)
 
 
-@on_rig()
 async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
-    await rig.worker("w1", silent, pool="v1")
-    await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
+    await limited(rig, 1)
     tasks = calls(rig, 3)
     await asyncio.sleep(0.1)
     await rig.client.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(result) for result in results} == {ClosedError}
+    assert {type(result) for result in results} == {errors.ClosedError}
 
 
 # -- selections and leases ----------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_selections_and_leases_follow_the_route_and_count_until_they_are_given_back(rig: Rig) -> None:
     await crew(rig, "v1", slots=8)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 2}})
@@ -457,20 +391,18 @@ async def test_selections_and_leases_follow_the_route_and_count_until_they_are_g
         assert (lease.pool, lease.endpoint) == ("v1", "e")
         assert await lease.call("e.echo") == "v1"
         assert await lease.call("v1.echo") == await lease.call("echo") == "v1"
-        with pytest.raises(WrongPool):
+        with pytest.raises(errors.WrongPool):
             await lease.call("v2.echo")
         async with rig.client.choose_worker("e.echo") as selection:
             assert (selection.pool, selection.endpoint) == ("v1", "e")
             assert traffic(rig)["inside"] == {"v1": 2}
-            with pytest.raises(WrongPool):
+            with pytest.raises(errors.WrongPool):
                 await rig.client.dispatch(selection, "v2.echo")
             assert await rig.client.dispatch(selection, "e.echo") == "v1"
         assert traffic(rig)["inside"] == {"v1": 1}
     assert traffic(rig)["inside"] == {}
-    rig.balanced("v1")
 
 
-@on_rig()
 async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
     old = await rig.worker("w1", pool="v1", slots=1)
     await set_route(rig, "e", {"to": {"v1": 1}})
@@ -492,13 +424,12 @@ async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
 # -- from a client ------------------------------------------------------------------------------------------------
 
 
-@on_rig()
 async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_returns(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     record = await rig.client.set_route("e", {"to": {"v1": 1}, "queue": {"per_key": 3}})
     assert await call(rig) == "v1"
     assert await rig.client.routes() == {"e": record}
-    with pytest.raises(InvalidRoute, match="add up to 0"):
+    with pytest.raises(errors.InvalidRoute, match="add up to 0"):
         await rig.client.set_route("e", {"to": {"v1": 0}})
     assert await rig.client.set_route("e", RouteRecord(to={"e": 1, "v1": 0})) == RouteRecord(to={"e": 1, "v1": 0})
     assert await call(rig) == "e"
@@ -512,19 +443,13 @@ async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_r
         await rig.router.routes.refresh()
 
 
-@on_rig()
 async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_hear_so(rig: Rig) -> None:
-    old = await stuck(rig, "v1")
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    first = asyncio.ensure_future(call(rig))
-    await old.hears(RequestOp.TASK)
+    old, first = await held(rig)
     waiting = calls(rig, 5)
     await turns()
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
+    began_at = loop_time()
     await set_route(rig, "e", None)
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(result) for result in results} == {NoWorkers}
-    assert loop.time() - began_at < 1.5
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+    assert {type(result) for result in results} == {errors.NoWorkers}
+    assert loop_time() - began_at < 1.5
+    await give_up(first)

@@ -80,31 +80,28 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-async def test_changes_of_a_route_under_load_reach_every_client_and_fail_no_call(nats_url: str, namespace: str) -> None:
+async def test_changes_of_a_route_under_load_reach_every_client_and_fail_no_call(server: ServerRig) -> None:
     """Pools come and go under those who wait. The shares are judged by test_routes.py."""
-    async with server_rig(nats_url, namespace) as rig:
-        pools = ["v1", "v2", "v3"]
-        await serve(rig, *pools)
-        clients = [
-            await rig.client(Environment(random=random.Random(seed)), reconcile_s=ONLY_LIVE_S) for seed in (1, 2)
-        ]
-        draws = random.Random(11)
-        await set_route(rig, "e", to={"v1": 1})
-        load = Load(clients)
-        await until(lambda: load.served > 0)
-        for _ in range(CHANGES):
-            chosen = draws.sample(pools, draws.choice((1, 2, 2, 3)))
-            weights = {pool: float(draws.randint(1, 9)) for pool in chosen}
-            await set_route(rig, "e", to=weights)
-            for client in clients:
-                await until(lambda client=client, weights=weights: weights_of(client, "e") == weights)
-            served = load.served
-            await until(lambda served=served: load.failed or load.served > served + 2 * CALLERS)
-            assert {await clients[0].call("e.who") for _ in range(20)} <= set(weights)
-        await load.stop()
-        assert load.failed == []
+    pools = ["v1", "v2", "v3"]
+    await serve(server, *pools)
+    clients = [await server.client(Environment(random=random.Random(seed)), reconcile_s=ONLY_LIVE_S) for seed in (1, 2)]
+    draws = random.Random(11)
+    await set_route(server, "e", to={"v1": 1})
+    load = Load(clients)
+    await until(lambda: load.served > 0)
+    for _ in range(CHANGES):
+        chosen = draws.sample(pools, draws.choice((1, 2, 2, 3)))
+        weights = {pool: float(draws.randint(1, 9)) for pool in chosen}
+        await set_route(server, "e", to=weights)
         for client in clients:
-            assert client.statistics()["routes"]["traffic"] == {"e": {"inside": {}, "waiting": 0}}
+            await until(lambda client=client, weights=weights: weights_of(client, "e") == weights)
+        served = load.served
+        await until(lambda served=served: load.failed or load.served > served + 2 * CALLERS)
+        assert {await clients[0].call("e.who") for _ in range(20)} <= set(weights)
+    await load.stop()
+    assert load.failed == []
+    for client in clients:
+        assert client.statistics()["routes"]["traffic"] == {"e": {"inside": {}, "waiting": 0}}
 
 
 async def test_routes_are_recovered_after_the_server_was_restarted(nats_server: Any, namespace: str) -> None:

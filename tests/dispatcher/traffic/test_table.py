@@ -19,7 +19,7 @@ from gangline.schemas.records.routes import RouteEvent, RouteRecord
 from gangline.schemas.wire import codec
 
 from ...support.bus.buckets import pass_unstored, store_unseen
-from ...support.rows import in_rows
+from ...waiting import loop_time
 
 NAMES = Names("test")
 
@@ -43,6 +43,11 @@ class FollowedTable:
         body = route if isinstance(route, bytes) else codec.to_json(route)
         await (await self.bucket()).put(endpoint, body)
 
+    async def change(self, endpoint: str, route: object) -> None:
+        """Put it, and wait well within a second."""
+        await self.put(endpoint, route)
+        await self.soon()
+
     async def listen_to_events(self) -> None:
         def heard(message: Message) -> None:
             self.events.append(RouteEvent.model_validate_json(message.data))
@@ -63,13 +68,17 @@ async def rig_of(**settings: Any) -> AsyncIterator[FollowedTable]:
         await rig.table.stop()
 
 
-async def test_without_a_bucket_every_endpoint_is_the_pool_of_its_name_and_none_is_made() -> None:
-    async with rig_of() as rig:
-        await rig.table.ready()
-        assert rig.table.pools("images") == {"images": 1.0}
-        assert rig.table.get("images") is None
-        assert rig.table.rules("images").max_running is None
-        assert rig.hub.store(NAMES.routes_bucket) is None
+@pytest.fixture
+async def rig(opened: contextlib.AsyncExitStack) -> FollowedTable:
+    return await opened.enter_async_context(rig_of())
+
+
+async def test_without_a_bucket_every_endpoint_is_the_pool_of_its_name_and_none_is_made(rig: FollowedTable) -> None:
+    await rig.table.ready()
+    assert rig.table.pools("images") == {"images": 1.0}
+    assert rig.table.get("images") is None
+    assert rig.table.rules("images").max_running is None
+    assert rig.hub.store(NAMES.routes_bucket) is None
 
 
 async def test_who_is_told_to_makes_the_bucket_so_that_the_stock_cli_finds_it() -> None:
@@ -78,33 +87,25 @@ async def test_who_is_told_to_makes_the_bucket_so_that_the_stock_cli_finds_it() 
         assert rig.hub.store(NAMES.routes_bucket) is not None
 
 
-async def test_routes_that_stand_are_pulled_at_the_start() -> None:
-    async with rig_of() as rig:
-        await rig.put("resize", {"to": {"v1": 90, "v2": 10}, "queue": {"per_key": 3}})
-        await rig.table.ready()
-        assert rig.table.pools("resize") == {"v1": 90.0, "v2": 10.0}
-        assert rig.table.rules("resize").per_key == 3
-        assert list(rig.table.known) == ["resize"]
+async def test_routes_that_stand_are_pulled_at_the_start(rig: FollowedTable) -> None:
+    await rig.put("resize", {"to": {"v1": 90, "v2": 10}, "queue": {"per_key": 3}})
+    await rig.table.ready()
+    assert rig.table.pools("resize") == {"v1": 90.0, "v2": 10.0}
+    assert rig.table.rules("resize").per_key == 3
+    assert list(rig.table.known) == ["resize"]
 
 
-async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later() -> None:
-    async with rig_of() as rig:
-        await rig.table.ready()
-        await rig.put("resize", {"to": {"v1": 1}})
-        await rig.soon()
-        await rig.put("resize", {"to": {"v2": 1}})
-        await rig.soon()
-        await (await rig.bucket()).delete("resize")
-        await rig.soon()
-        assert rig.told == [
-            ("resize", RouteRecord(to={"v1": 1})),
-            ("resize", RouteRecord(to={"v2": 1})),
-            ("resize", None),
-        ]
-        assert rig.table.pools("resize") == {"resize": 1.0}
+async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later(rig: FollowedTable) -> None:
+    await rig.table.ready()
+    await rig.change("resize", {"to": {"v1": 1}})
+    await rig.change("resize", {"to": {"v2": 1}})
+    await (await rig.bucket()).delete("resize")
+    await rig.soon()
+    assert rig.told == [("resize", RouteRecord(to={"v1": 1})), ("resize", RouteRecord(to={"v2": 1})), ("resize", None)]
+    assert rig.table.pools("resize") == {"resize": 1.0}
 
 
-@in_rows(
+@pytest.mark.parametrize(
     "value, says",
     [
         (b"{not json", "JSON"),
@@ -118,80 +119,69 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later() -
         ({"v": 99}, "newer"),
     ],
 )
-async def test_a_value_that_cannot_be_followed_changes_nothing_and_everybody_hears_why(
-    value: object, says: str
-) -> None:
-    async with rig_of() as rig:
-        await rig.listen_to_events()
-        await rig.put("resize", {"to": {"v1": 90, "v2": 10}})
-        await rig.table.ready()
-        await rig.put("resize", value)
-        await rig.soon()
-        assert rig.table.pools("resize") == {"v1": 90.0, "v2": 10.0}
-        assert says in rig.table.statistics()["refused"]["resize"]
-        [event] = rig.events
-        assert (event.endpoint, event.kind, event.kept, event.by) == ("resize", "invalid", True, "router")
-        assert says in event.error
-        await asyncio.sleep(30)  # reconciled several times: said once
-        assert len(rig.events) == 1
-        await rig.put("resize", {"to": {"v2": 1}})
-        await rig.soon()
-        assert rig.table.pools("resize") == {"v2": 1.0}
-        assert rig.table.statistics()["refused"] == {}
+async def test_a_value_that_cannot_be_followed_changes_nothing(rig: FollowedTable, value: object, says: str) -> None:
+    await rig.listen_to_events()
+    await rig.put("resize", {"to": {"v1": 90, "v2": 10}})
+    await rig.table.ready()
+    await rig.change("resize", value)
+    assert rig.table.pools("resize") == {"v1": 90.0, "v2": 10.0}
+    assert says in rig.table.statistics()["refused"]["resize"]
+    [event] = rig.events
+    assert (event.endpoint, event.kind, event.kept, event.by) == ("resize", "invalid", True, "router")
+    assert says in event.error
+    await asyncio.sleep(30)  # reconciled several times: said once
+    assert len(rig.events) == 1
+    await rig.change("resize", {"to": {"v2": 1}})
+    assert rig.table.pools("resize") == {"v2": 1.0}
+    assert rig.table.statistics()["refused"] == {}
 
 
-async def test_an_invalid_first_value_leaves_the_endpoint_without_a_route() -> None:
-    async with rig_of() as rig:
-        await rig.listen_to_events()
-        await rig.put("resize", {"to": {}, "shadow": {"x": 500}})
-        await rig.put("a.b", {"to": {"v1": 1}})
-        await rig.table.ready()
-        await rig.soon()
-        assert rig.table.pools("resize") == {"resize": 1.0}
-        assert set(rig.table.refused) == {"resize", "a.b"}
-        assert {event.kept for event in rig.events} == {False}
-        await (await rig.bucket()).delete("a.b")
-        await rig.soon()
-        assert set(rig.table.refused) == {"resize"}
+async def test_an_invalid_first_value_leaves_the_endpoint_without_a_route(rig: FollowedTable) -> None:
+    await rig.listen_to_events()
+    await rig.put("resize", {"to": {}, "shadow": {"x": 500}})
+    await rig.put("a.b", {"to": {"v1": 1}})
+    await rig.table.ready()
+    await rig.soon()
+    assert rig.table.pools("resize") == {"resize": 1.0}
+    assert set(rig.table.refused) == {"resize", "a.b"}
+    assert {event.kept for event in rig.events} == {False}
+    await (await rig.bucket()).delete("a.b")
+    await rig.soon()
+    assert set(rig.table.refused) == {"resize"}
 
 
-async def test_a_change_that_was_missed_is_found_within_the_interval_of_reconciliation() -> None:
-    async with rig_of() as rig:
-        await rig.table.ready()
-        rig.hub.disconnect(rig.bus)
-        await rig.put("resize", {"to": {"v1": 1}})
-        await asyncio.sleep(60)
-        assert rig.table.get("resize") is None
-        rig.hub.reconnect(rig.bus)
-        await rig.soon()  # at once after the reconnect, not at the next interval
-        assert rig.table.pools("resize") == {"v1": 1.0}
+async def test_a_change_that_was_missed_is_found_within_the_interval_of_reconciliation(rig: FollowedTable) -> None:
+    await rig.table.ready()
+    rig.hub.disconnect(rig.bus)
+    await rig.put("resize", {"to": {"v1": 1}})
+    await asyncio.sleep(60)
+    assert rig.table.get("resize") is None
+    rig.hub.reconnect(rig.bus)
+    await rig.soon()  # at once after the reconnect, not at the next interval
+    assert rig.table.pools("resize") == {"v1": 1.0}
 
 
-async def test_without_storage_the_routes_that_are_known_stay() -> None:
-    async with rig_of() as rig:
-        await rig.put("resize", {"to": {"v1": 1}})
-        await rig.table.ready()
-        rig.hub.storage_down()
-        await asyncio.sleep(60)
-        assert rig.table.pools("resize") == {"v1": 1.0}
-        rig.hub.storage_back()
-        await rig.put("resize", {"to": {"v2": 1}})
-        await rig.soon()
-        assert rig.table.pools("resize") == {"v2": 1.0}
+async def test_without_storage_the_routes_that_are_known_stay(rig: FollowedTable) -> None:
+    await rig.put("resize", {"to": {"v1": 1}})
+    await rig.table.ready()
+    rig.hub.storage_down()
+    await asyncio.sleep(60)
+    assert rig.table.pools("resize") == {"v1": 1.0}
+    rig.hub.storage_back()
+    await rig.change("resize", {"to": {"v2": 1}})
+    assert rig.table.pools("resize") == {"v2": 1.0}
 
 
-async def test_with_a_connection_and_without_storage_the_first_request_goes_on_after_a_while() -> None:
-    async with rig_of() as rig:
-        await rig.put("resize", {"to": {"v1": 1}})
-        rig.hub.storage_down()
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        await rig.table.ready()
-        assert FIRST_PULL_S <= loop.time() - began_at < FIRST_PULL_S + 6
-        assert not rig.table.statistics()["pulled"]
-        rig.hub.storage_back()
-        await asyncio.sleep(1.5)
-        assert rig.table.pools("resize") == {"v1": 1.0}
+async def test_without_storage_the_first_request_goes_on_after_a_while(rig: FollowedTable) -> None:
+    await rig.put("resize", {"to": {"v1": 1}})
+    rig.hub.storage_down()
+    began_at = loop_time()
+    await rig.table.ready()
+    assert FIRST_PULL_S <= loop_time() - began_at < FIRST_PULL_S + 6
+    assert not rig.table.statistics()["pulled"]
+    rig.hub.storage_back()
+    await asyncio.sleep(1.5)
+    assert rig.table.pools("resize") == {"v1": 1.0}
 
 
 async def test_a_dispatchers_table_waits_for_the_routes_for_as_long_as_it_takes() -> None:
@@ -206,72 +196,65 @@ async def test_a_dispatchers_table_waits_for_the_routes_for_as_long_as_it_takes(
         assert rig.table.pools("resize") == {"v1": 1.0}
 
 
-async def test_waiting_for_the_first_pull_ends_at_the_deadline() -> None:
-    async with rig_of() as rig:
-        rig.hub.storage_down()
-        with pytest.raises(Unavailable, match="routes"):
-            await rig.table.ready(asyncio.get_running_loop().time() + 0.5)
-        rig.hub.disconnect(rig.bus)
-        with pytest.raises(Disconnected):
-            await rig.table.ready(asyncio.get_running_loop().time() + 60)
+async def test_waiting_for_the_first_pull_ends_at_the_deadline(rig: FollowedTable) -> None:
+    rig.hub.storage_down()
+    with pytest.raises(Unavailable, match="routes"):
+        await rig.table.ready(loop_time() + 0.5)
+    rig.hub.disconnect(rig.bus)
+    with pytest.raises(Disconnected):
+        await rig.table.ready(loop_time() + 60)
 
 
-async def test_a_bucket_that_was_deleted_and_made_again_is_followed_though_its_revisions_are_lower() -> None:
-    async with rig_of() as rig:
-        for number in range(5):
-            await rig.put("resize", {"to": {f"v{number}": 1}})
+async def test_a_bucket_that_was_made_again_is_followed_though_its_revisions_are_lower(rig: FollowedTable) -> None:
+    for number in range(5):
+        await rig.put("resize", {"to": {f"v{number}": 1}})
+    await rig.table.ready()
+    made = stream_configuration(NAMES.routes_bucket, BucketSettings())
+    await rig.bus.api.call(f"STREAM.DELETE.{made['name']}", what="delete")
+    await rig.bus.api.call(f"STREAM.CREATE.{made['name']}", made, what="create")
+    await rig.put("other", {"to": {"x": 1}})
+    await asyncio.sleep(6)
+    assert rig.told[-2:] == [("other", RouteRecord(to={"x": 1})), ("resize", None)]
+
+
+async def test_a_listener_that_raises_does_not_keep_others_from_hearing(rig: FollowedTable) -> None:
+    end = rig.table.listen(lambda _endpoint, _record: 1 / 0)  # type: ignore[arg-type,return-value]
+    late: list[str] = []
+    rig.table.listen(lambda endpoint, _record: late.append(endpoint))
+    await rig.table.ready()
+    await rig.change("a", {"to": {"x": 1}})
+    assert late == ["a"]
+    end()
+    end()
+
+
+async def test_a_stopped_table_says_so_and_stopping_is_idempotent(rig: FollowedTable) -> None:
+    await rig.table.stop()
+    await rig.table.stop()
+    with pytest.raises(ClosedError):
         await rig.table.ready()
-        made = stream_configuration(NAMES.routes_bucket, BucketSettings())
-        await rig.bus.api.call(f"STREAM.DELETE.{made['name']}", what="delete")
-        await rig.bus.api.call(f"STREAM.CREATE.{made['name']}", made, what="create")
-        await rig.put("other", {"to": {"x": 1}})
-        await asyncio.sleep(6)
-        assert rig.told[-2:] == [("other", RouteRecord(to={"x": 1})), ("resize", None)]
+    with pytest.raises(ClosedError):
+        rig.table.start()
 
 
-async def test_a_listener_that_raises_does_not_keep_others_from_hearing() -> None:
-    async with rig_of() as rig:
-        end = rig.table.listen(lambda _endpoint, _record: 1 / 0)  # type: ignore[arg-type,return-value]
-        late: list[str] = []
-        rig.table.listen(lambda endpoint, _record: late.append(endpoint))
-        await rig.table.ready()
-        await rig.put("a", {"to": {"x": 1}})
-        await rig.soon()
-        assert late == ["a"]
-        end()
-        end()
+async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_is_there(rig: FollowedTable) -> None:
+    await rig.put("resize", {"to": {"v1": 1}})
+    await rig.table.ready()
+    # Observers see it now; the leader answers with the revision before for a while.
+    pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", codec.to_json({"to": {"v2": 1}}))
+    await rig.soon()
+    assert rig.table.pools("resize") == {"v1": 1.0}
+    store_unseen(rig.hub, NAMES.routes_bucket, "resize", codec.to_json({"to": {"v2": 1}}))
+    await rig.soon()
+    assert rig.table.pools("resize") == {"v2": 1.0}
+    assert rig.table._informer._lookups == {}
 
 
-async def test_a_stopped_table_says_so_and_stopping_is_idempotent() -> None:
-    async with rig_of() as rig:
-        await rig.table.stop()
-        await rig.table.stop()
-        with pytest.raises(ClosedError):
-            await rig.table.ready()
-        with pytest.raises(ClosedError):
-            rig.table.start()
-
-
-async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_is_there() -> None:
-    async with rig_of() as rig:
-        await rig.put("resize", {"to": {"v1": 1}})
-        await rig.table.ready()
-        # Observers see it now; the leader answers with the revision before for a while.
-        pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", codec.to_json({"to": {"v2": 1}}))
-        await rig.soon()
-        assert rig.table.pools("resize") == {"v1": 1.0}
-        store_unseen(rig.hub, NAMES.routes_bucket, "resize", codec.to_json({"to": {"v2": 1}}))
-        await rig.soon()
-        assert rig.table.pools("resize") == {"v2": 1.0}
-        assert rig.table._informer._lookups == {}
-
-
-async def test_a_write_that_storage_refused_is_not_looked_for_for_ever() -> None:
-    async with rig_of() as rig:
-        await rig.put("resize", {"to": {"v1": 1}})
-        await rig.table.ready()
-        pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", b"never stored")
-        await rig.soon()
-        assert set(rig.table._informer._lookups) == {"resize"}
-        await asyncio.sleep(2.5)
-        assert rig.table._informer._lookups == {} and rig.table.pools("resize") == {"v1": 1.0}
+async def test_a_write_that_storage_refused_is_not_looked_for_for_ever(rig: FollowedTable) -> None:
+    await rig.put("resize", {"to": {"v1": 1}})
+    await rig.table.ready()
+    pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", b"never stored")
+    await rig.soon()
+    assert set(rig.table._informer._lookups) == {"resize"}
+    await asyncio.sleep(2.5)
+    assert rig.table._informer._lookups == {} and rig.table.pools("resize") == {"v1": 1.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,9 @@ from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.traffic.route_core import RouteCore
 from gangline.schemas.errors.base import DeadlineExceeded, PayloadTooLarge, TaskFailed, WorkerLost
 from gangline.schemas.records.routes import RouteRecord
-from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
+from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, rejects, silent, turns
-from ...support.rows import in_rows
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, rejects, silent, turns
 from .test_route_core import bound
 from .test_routes import call, crew, set_route, traffic
 
@@ -40,43 +40,38 @@ async def routed(rig: Rig, *pools: str, **route: object) -> list[FakeWorker]:
     return workers
 
 
-def without_the_general_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rig.router, "order", None)
+async def held(rig: Rig, **options: Any) -> tuple[FakeWorker, asyncio.Task[Any], Frame]:
+    """A worker, a call that waits for it through a route, and the frame of that call."""
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    running = asyncio.create_task(call(rig, **options))
+    return worker, running, (await worker.hears(RequestOp.TASK, 9))[-1]
 
 
 @pytest.mark.parametrize("by_key", [False, True])
-def test_with_and_without_a_key_nothing_else_is_asked(by_key: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        await routed(rig, "v1", "v2", by_key=by_key)
-        pool = await call(rig, key="k") if by_key else None
-        before = requests(rig)
-        without_the_general_path(rig, monkeypatch)
-        if by_key:
-            assert await call(rig, key="k") == pool
-        counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
-        assert abs(counted["v1"] - 250) < bound(500, 0.5), counted
-        counted[pool] += by_key
-        assert requests(rig) - before == {("e", each): counted[each] for each in ("v1", "v2")}
-        assert traffic(rig) == AT_REST
-        monkeypatch.undo()
-
-    asyncio.run(run())
+async def test_with_and_without_a_key_nothing_else_is_asked(rig: Rig, by_key: bool, monkeypatch) -> None:
+    await routed(rig, "v1", "v2", by_key=by_key)
+    pool = await call(rig, key="k") if by_key else None
+    before = requests(rig)
+    monkeypatch.setattr(rig.router, "order", None)
+    if by_key:
+        assert await call(rig, key="k") == pool
+    counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
+    assert abs(counted["v1"] - 250) < bound(500, 0.5), counted
+    counted[pool] += by_key
+    assert requests(rig) - before == {("e", each): counted[each] for each in ("v1", "v2")}
+    assert traffic(rig) == AT_REST
+    monkeypatch.undo()
 
 
-@in_rows("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
-def test_limits_and_copies_are_left_to_the_general_path(route: dict[str, object]) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        await crew(rig, "copy")
-        await routed(rig, "v1", **route)
-        assert rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0) is None
-        assert await call(rig) == "v1"
-
-    asyncio.run(run())
+@pytest.mark.parametrize("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
+async def test_limits_and_copies_are_left_to_the_general_path(rig: Rig, route: dict[str, object]) -> None:
+    await crew(rig, "copy")
+    await routed(rig, "v1", **route)
+    assert rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0) is None
+    assert await call(rig) == "v1"
 
 
-@on_rig()
 async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
     (worker,) = await routed(rig, "v1")
     worker.behave = silent
@@ -91,40 +86,19 @@ async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
-async def test_a_cancelled_call_is_counted_until_its_worker_has_let_go(rig: Rig) -> None:
+@pytest.mark.parametrize("answer", [(AnswerOp.OK, "v1"), (AnswerOp.ERROR, "task_failed", "no", None, True)])
+async def test_a_call_cancelled_just_after_its_answer_is_not_counted(rig: Rig, answer: tuple[object, ...]) -> None:
     (worker,) = await routed(rig, "v1")
     worker.behave = silent
-    running = asyncio.ensure_future(call(rig))
+    flight = rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0)
+    assert flight is not None and flight.share is not None
     sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert traffic(rig)["inside"] == {"v1": 1}
-    await worker.hears(RequestOp.CANCEL)
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as told", None, True))
-    await turns()
+    worker.answer((answer[0], sent[1], *answer[1:]))
+    await flight.future
+    rig.router._fast_path.failed(flight, asyncio.CancelledError())
     assert traffic(rig) == AT_REST
 
 
-@pytest.mark.parametrize("answer", [(AnswerOp.OK, "v1"), (AnswerOp.ERROR, "task_failed", "no", None, True)])
-def test_a_call_that_is_cancelled_just_after_its_answer_is_not_counted(answer: tuple[object, ...]) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        (worker,) = await routed(rig, "v1")
-        worker.behave = silent
-        flight = rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0)
-        assert flight is not None and flight.share is not None
-        sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-        worker.answer((answer[0], sent[1], *answer[1:]))
-        await flight.future
-        rig.router._fast_path.failed(flight, asyncio.CancelledError())
-        assert traffic(rig) == AT_REST
-        await turns()
-
-    asyncio.run(run())
-
-
-@on_rig()
 async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
     await routed(rig, "v1")
     await turns()  # or it would be sent at once
@@ -137,21 +111,21 @@ async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
-async def test_a_deadline_ends_the_call_and_later_its_count(rig: Rig) -> None:
-    (worker,) = await routed(rig, "v1")
-    worker.behave = silent
-    running = asyncio.ensure_future(call(rig, timeout_s=1))
-    sent = (await worker.hears(RequestOp.TASK, 9))[-1]
-    with pytest.raises(DeadlineExceeded):
-        await running
+@pytest.mark.parametrize("ends_by", ["deadline", "cancellation"])
+async def test_a_call_that_is_given_up_is_counted_until_its_worker_has_let_go(rig: Rig, ends_by: str) -> None:
+    worker, running, sent = await held(rig, timeout_s=1)
+    if ends_by == "deadline":
+        with pytest.raises(DeadlineExceeded):
+            await running
+    else:
+        await give_up(running)
     assert traffic(rig)["inside"] == {"v1": 1}
-    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "too late", None, True))
+    await worker.hears(RequestOp.CANCEL)
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as told", None, True))
     await turns()
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_a_refused_call_is_tried_again_in_its_pool_and_counted_once(rig: Rig) -> None:
     first, second = await routed(rig, "v1", "v2")
     heard = len(first.heard), len(second.heard)
@@ -166,12 +140,8 @@ async def test_a_refused_call_is_tried_again_in_its_pool_and_counted_once(rig: R
     assert {pool.core.placed for pool in rig.router.pools.values()} == {0}
 
 
-@on_rig()
 async def test_a_lost_worker_leaves_no_count(rig: Rig) -> None:
-    (worker,) = await routed(rig, "v1")
-    worker.behave = silent
-    running = asyncio.ensure_future(call(rig))
-    await worker.hears(RequestOp.TASK, 9)
+    worker, running, _ = await held(rig)
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await running
@@ -179,7 +149,6 @@ async def test_a_lost_worker_leaves_no_count(rig: Rig) -> None:
     assert traffic(rig) == AT_REST
 
 
-@on_rig()
 async def test_a_route_that_is_deleted_under_traffic_comes_to_rest(rig: Rig) -> None:
     workers = await routed(rig, "v1")
     await crew(rig, "e")
@@ -194,7 +163,6 @@ async def test_a_route_that_is_deleted_under_traffic_comes_to_rest(rig: Rig) -> 
     assert traffic(rig) is None
 
 
-@on_rig()
 async def test_a_full_pool_keeps_its_share(rig: Rig) -> None:
     """A call whose pool has no free slot waits there, and does not draw again."""
     slow, _fast = await routed(rig, "v1", "v2")
@@ -204,9 +172,7 @@ async def test_a_full_pool_keeps_its_share(rig: Rig) -> None:
     inside = traffic(rig)["inside"]
     assert set(inside) == {"v1"} and abs(inside["v1"] - 1200) < bound(2400, 0.5), inside
     assert rig.router.pools["v1"].core.waiting == inside["v1"] - 1000
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await give_up(*running)
 
 
 def test_a_drawn_pool_is_used_unless_it_has_left_the_route():

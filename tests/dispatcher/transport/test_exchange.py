@@ -14,16 +14,10 @@ from gangline.schemas.errors.base import Disconnected, PayloadTooLarge
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, obedient, silent, turns
+from ...waiting import loop_time
 
 
-async def give_up(calls: list[asyncio.Future[object]]) -> None:
-    for call in calls:
-        call.cancel()
-    await asyncio.wait(calls)
-
-
-@on_rig()
 async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, slots=100)
     before = worker.messages
@@ -33,10 +27,9 @@ async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
     more = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(15)]
     await worker.hears(RequestOp.TASK, 64 + 15)
     assert worker.messages - before == 4, "so few share a message"
-    await give_up(calls + more)
+    await give_up(*calls, *more)
 
 
-@on_rig()
 async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) -> None:
     """A dispatcher confirms the ends of many jobs in one turn, while few others are in flight."""
     worker = await rig.worker(behave=silent, slots=100)
@@ -48,13 +41,11 @@ async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) ->
         exchange.post(entry, (RequestOp.ACK, "images", f"images.j{number}", number, 0, 1))
     await worker.hears(RequestOp.ACK, 64)
     assert worker.messages - before == 1, "nobody waits for the answers to the first half of them"
-    await give_up([call])
+    await give_up(call)
 
 
-@on_rig()
 async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     worker.behave = silent
     publish = rig.bus.publish
 
@@ -65,63 +56,48 @@ async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) ->
     rig.bus.publish = fails
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(16)]
     await worker.hears(RequestOp.TASK, 1 + 16)
-    await give_up(calls)
+    await give_up(*calls)
 
 
-async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(monkeypatch) -> None:
+async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(rig: Rig, monkeypatch) -> None:
     monkeypatch.setattr(exchange_module, "MAX_CHECKED", 5)
-
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        worker = await rig.worker(behave=silent, slots=12)
-        calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(12)]
-        tasks = [frame[1] for frame in await worker.hears(RequestOp.TASK, 12)]
-        await worker.hears(RequestOp.CHECK, 3)
-        asked = [frame[2] for frame in worker.heard_of(RequestOp.CHECK)[:3]]
-        assert [len(ids) for ids in asked] == [5, 5, 2]
-        assert sorted(sum(asked, [])) == tasks, "each once before any is asked for again"
-        await give_up(calls)
-
-    await run()
+    worker = await rig.worker(behave=silent, slots=12)
+    calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(12)]
+    tasks = [frame[1] for frame in await worker.hears(RequestOp.TASK, 12)]
+    await worker.hears(RequestOp.CHECK, 3)
+    asked = [frame[2] for frame in worker.heard_of(RequestOp.CHECK)[:3]]
+    assert [len(ids) for ids in asked] == [5, 5, 2]
+    assert sorted(sum(asked, [])) == tasks, "each once before any is asked for again"
+    await give_up(*calls)
 
 
-@on_rig()
 async def test_frames_that_are_too_large_for_one_message_together_leave_in_several(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     before = worker.messages
     third = b"x" * (rig.hub.max_payload // 3)
     answers = await asyncio.gather(*(rig.client.call("images.echo", third) for _ in range(5)))
     assert answers == [["w1", "echo"]] * 5
     assert worker.messages - before == 3
-    rig.balanced()
 
 
-@on_rig()
 async def test_frames_share_a_message_only_as_long_as_the_worker_takes_all_their_lists(rig: Rig) -> None:
-    worker = await rig.worker(slots=10_000)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=10_000)
     before = worker.messages
     points = [[x, x] for x in range(100)]
     answers = await asyncio.gather(*(rig.client.call("images.echo", points) for _ in range(250)))
     assert answers == [["w1", "echo"]] * 250
     assert worker.messages - before >= 250 * len(points) // codec.most_containers
-    rig.balanced()
 
 
-@on_rig()
 async def test_bytes_share_a_message_whatever_they_look_like(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     before = worker.messages
     picture = b"\x90" * (rig.hub.max_payload // 5)  # as msgpack, each of these bytes is a list
     answers = await asyncio.gather(*(rig.client.call("images.echo", picture) for _ in range(4)))
     assert answers == [["w1", "echo"]] * 4
     assert worker.messages - before == 1
-    rig.balanced()
 
 
-@on_rig()
 async def test_arguments_with_more_lists_than_a_worker_takes_are_not_sent(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo", [[]] * (codec.most_containers - 100))
@@ -129,10 +105,8 @@ async def test_arguments_with_more_lists_than_a_worker_takes_are_not_sent(rig: R
     with pytest.raises(PayloadTooLarge, match="GANGLINE_MAX_CONTAINERS"):
         await rig.client.call("images.echo", [[]] * codec.most_containers)
     assert worker.messages == before
-    rig.balanced()
 
 
-@on_rig()
 async def test_a_worker_cannot_answer_in_anothers_place(rig: Rig) -> None:
     asked, liar = await rig.worker("w1", slots=8), await rig.worker("w2", slots=8)
     await asyncio.gather(*(rig.client.call("images.echo") for _ in range(8)))
@@ -148,10 +122,9 @@ async def test_a_worker_cannot_answer_in_anothers_place(rig: Rig) -> None:
         liar.bus.publish(guess, forged)
     await asyncio.sleep(0.1)
     assert not any(call.done() for call in calls)
-    await give_up(calls)
+    await give_up(*calls)
 
 
-@on_rig()
 async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_about_anew(rig: Rig) -> None:
     worker, client = await rig.worker(slots=8), rig.client
     answer, told = rig.hub._answer, list[str]()
@@ -171,13 +144,12 @@ async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_
         calls.append(asyncio.ensure_future(client.dispatch(second, "echo")))
         await turns()
         assert "2" in told
-        await give_up(calls)
+        await give_up(*calls)
+        await client.close()
 
 
-@on_rig()
 async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
-    worker = await rig.worker(slots=100)
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker(slots=100)
     await asyncio.sleep(1)
     before, half = worker.messages, b"x" * (rig.hub.max_payload // 2)
     fast_path = rig.router._fast_path
@@ -187,23 +159,21 @@ async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
     third = fast_path.launch("images.echo", (b"x" * 1000,), {}, CallOptions(), 0)
     assert (await second.future)[2] == (await third.future)[2] == ["w1", "echo"]
     assert worker.messages - before == 1
-    rig.balanced()
 
 
-@on_rig(check_after_s=2.0)
+@pytest.mark.router(check_after_s=2.0)
 async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_rarely(rig: Rig) -> None:
-    worker = await rig.worker()
-    await rig.client.call("images.echo")
+    worker = await rig.known_worker()
     worker.behave = silent
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     asked_at: list[float] = []
-    began_at = asyncio.get_running_loop().time()
+    began_at = loop_time()
     for count in (1, 2, 3):
         await worker.hears(RequestOp.CHECK, count)
-        asked_at.append(asyncio.get_running_loop().time() - began_at)
+        asked_at.append(loop_time() - began_at)
     first, second, third = asked_at
     assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
-    await give_up([call])
+    await give_up(call)
 
 
 def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
@@ -212,7 +182,6 @@ def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
     worker.bus.publish(worker.replies[-1], encode_answer(epoch, worker.current_load, frames))
 
 
-@on_rig()
 async def test_that_nothing_started_is_believed_only_of_the_process_that_was_asked(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, epoch=5)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -228,10 +197,8 @@ async def test_that_nothing_started_is_believed_only_of_the_process_that_was_ask
     worker.behave = obedient
     assert await rig.client.call("images.echo") == ["w1", "echo"]
     assert worker.epochs[-1] == 5, "its heartbeat says in which epoch it is"
-    rig.balanced()
 
 
-@on_rig()
 async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, epoch=5)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -243,28 +210,23 @@ async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(
     rejects_as(worker, 9, task[1])
     assert await call == ["w1", "echo"]
     assert worker.epochs[-1] == 9
-    rig.balanced()
 
 
-async def test_what_a_worker_received_between_two_absences_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    @on_rig()
-    async def run(rig: Rig) -> None:
-        worker = await rig.worker(behave=silent, slots=10)
-        exchange = rig.client.router.exchange
-        on_unheard = exchange._on_unheard
-        # As if it had been back for the first CHECK, and gone again before its answer left.
-        monkeypatch.setattr(exchange, "_on_unheard", lambda channel, check: check == "1" or on_unheard(channel, check))
-        calls = []
-        for what in ("away", "here", "away again"):
-            if what != "here":
-                await worker._subscription.unsubscribe()
-            calls.append(asyncio.ensure_future(rig.client.call("images.echo", what)))
-            await asyncio.sleep(0.01)
-            if what != "here":
-                await worker.listen()
-            await worker.beat()
-            await asyncio.sleep(0.01)
-        assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [["here"]]
-        await give_up(calls)
-
-    await run()
+async def test_what_came_between_two_absences_is_not_sent_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await rig.worker(behave=silent, slots=10)
+    exchange = rig.client.router.exchange
+    on_unheard = exchange._on_unheard
+    # As if it had been back for the first CHECK, and gone again before its answer left.
+    monkeypatch.setattr(exchange, "_on_unheard", lambda channel, check: check == "1" or on_unheard(channel, check))
+    calls = []
+    for what in ("away", "here", "away again"):
+        if what != "here":
+            await worker._subscription.unsubscribe()
+        calls.append(asyncio.ensure_future(rig.client.call("images.echo", what)))
+        await asyncio.sleep(0.01)
+        if what != "here":
+            await worker.listen()
+        await worker.beat()
+        await asyncio.sleep(0.01)
+    assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [["here"]]
+    await give_up(*calls)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import itertools
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import pytest
 
 from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, Message
@@ -69,6 +71,15 @@ def rejects(reason: Reason, times: int = 1_000_000) -> Any:
             left[0] -= 1
             return [(AnswerOp.REJECTED, frame[1], str(reason))]
         return obedient(worker, frame)
+
+    return behave
+
+
+def refuses(code: str, *, of: RequestOp = RequestOp.TASK, started: bool = False) -> Any:
+    """Answers what is asked of one kind with an error."""
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        return [(AnswerOp.ERROR, frame[1], code, "no", None, started)] if frame[0] == of else obedient(worker, frame)
 
     return behave
 
@@ -179,6 +190,11 @@ class FakeWorker:
     def answer(self, *frames: Frame, reply: str | None = None) -> None:
         self.bus.publish(reply or self.replies[-1], encode_answer(self.epoch, self.current_load, list(frames)))
 
+    def let_go(self) -> None:
+        """Stop all tasks that were cancelled."""
+        if cancelled := self.heard_of(RequestOp.CANCEL):
+            self.answer(*((AnswerOp.ERROR, frame[1], "task_cancelled", "stopped", None, True) for frame in cancelled))
+
     def _take(self, message: Message) -> None:
         envelope = decode_request(message.data)
         self.messages += 1
@@ -220,12 +236,53 @@ class Rig:
         for bus in self.hub.connections:
             await bus.close()
 
-    async def worker(self, name: str = "w1", behave: Behaviour | None = None, **facts: Any) -> FakeWorker:
+    async def stop_at_rest(self, failure: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failure is None and self.router.running:
+                await turns()
+                for worker in self.workers:
+                    worker.let_go()
+                await turns()
+                for pool in self.router.pools:
+                    self.balanced(pool)
+        finally:
+            await self.stop()
+
+    async def worker(
+        self, name: str = "w1", behave: Behaviour = obedient, *, known: bool = False, **facts: Any
+    ) -> FakeWorker:
+        """
+        Args:
+            known: the client has called it before, so that it takes the short ways.
+        """
         worker = FakeWorker(self, name, **facts)
-        if behave is not None:
-            worker.behave = behave
         self.workers.append(worker)
-        return await worker.start()
+        await worker.start()
+        if known:
+            await self.client.call(f"{worker.id.pool}.echo")
+            worker.heard.clear()
+        worker.behave = behave
+        return worker
+
+    async def full_worker(self, **facts: Any) -> FakeWorker:
+        """A worker that rejects everything, and says that all its slots are taken."""
+        worker = await self.worker(behave=rejects(Reason.FULL), **facts)
+        worker.load = Load(worker.slots, 0, worker.slots)
+        return worker
+
+    async def known_worker(self, *which: Any, **facts: Any) -> FakeWorker:
+        """A worker that the client has called once: the short ways are of pools that are known."""
+        worker = await self.worker(*which, **facts)
+        await self.client.call("images.echo")
+        return worker
+
+    async def held_call(
+        self, target: str = "images.echo", *arguments: Any, known: bool = False
+    ) -> tuple[FakeWorker, asyncio.Task[Any], Frame]:
+        """A worker that answers nothing, a call that waits for it, and the frame of that call."""
+        worker = await self.worker(behave=silent, known=known)
+        call = asyncio.create_task(self.client.call(target, *arguments))
+        return worker, call, (await worker.hears(RequestOp.TASK))[0]
 
     @property
     def router(self) -> Any:
@@ -240,27 +297,37 @@ class Rig:
         assert self.router.metrics.statistics()["reserved_slots"] == 0
         assert self.router.metrics.statistics()["queue_size"] == 0
         assert self.router.statistics()["holds"] == 0
+        assert not self.router._held_express.probes and not self.router._reserving._holds._brief
 
 
-def on_rig(
-    **settings: Any,
-) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], Coroutine[Any, Any, None]]]:
-    """Pass a running Rig to a test as its first argument."""
+@pytest.fixture
+async def rig(request: pytest.FixtureRequest, opened: contextlib.AsyncExitStack) -> Rig:
+    """A running Rig, with the settings in `@pytest.mark.router(...)`. When the test ends, its router holds nothing."""
+    marker = request.node.get_closest_marker("router")
+    rig = Rig(**marker.kwargs if marker else {})
+    await rig.start()
+    opened.push_async_exit(rig.stop_at_rest)
+    return rig
 
-    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
-        async def run() -> None:
-            rig = Rig(**settings)
-            await rig.start()
-            try:
-                await test(rig)
-            finally:
-                await rig.stop()
 
-        functools.update_wrapper(run, test)
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take `rig` for a fixture
-        return run
+@pytest.fixture(params=[False, True], ids=["general", "short"])
+def known(request: pytest.FixtureRequest) -> bool:
+    """Whether the client has called the worker before: then it takes the short ways, which come to the same."""
+    return bool(request.param)
 
-    return decorate
+
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel it, and see that it ends so."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def give_up(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel them, and wait until all have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def turns(count: int = 20) -> None:

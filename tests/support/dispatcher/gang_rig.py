@@ -14,7 +14,9 @@ from gangline.bus.port.bus import BucketSettings
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.names import Names
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.messages.gangs import MemberCause, MemberReport
+from gangline.schemas.names import GangOperation, Names
 from gangline.worker.context.task_context import current_task
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
@@ -102,6 +104,40 @@ def pool_of(probe: Probe, name: str = "train", slots: int = 2) -> Pool:
     return pool
 
 
+class Load:
+    """Callers of a task that never stop; entered as a context."""
+
+    def __init__(self, rig: GangRig, target: str, *arguments: Any, callers: int = 1, pause_s: float = 0.0) -> None:
+        self.results: list[Any] = []
+        self.errors: list[GanglineError] = []
+        self.slowest_s = 0.0
+        self._client = rig.client.options(timeout_s=30)
+        self._call = (target, *arguments)
+        self._callers, self._pause_s = callers, pause_s
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def _go_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began_at = loop.time()
+            try:
+                self.results.append(await self._client.call(*self._call))
+            except GanglineError as error:
+                self.errors.append(error)
+                await asyncio.sleep(0.01)
+            self.slowest_s = max(self.slowest_s, loop.time() - began_at)
+            await asyncio.sleep(self._pause_s)
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._go_on()) for _ in range(self._callers)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+
 class GangRig:
     """Created and entered by `on_gang_rig`."""
 
@@ -162,13 +198,20 @@ class GangRig:
     async def stand(self, name: str, gangs: int, **fields: Any) -> None:
         """Declare a set, and wait until the client knows so many gangs of it."""
         await self.declare(name, gangs=gangs, **fields)
-        await self.ready(name, gangs)
+        await self.ready(name, gangs, **fields)
 
-    async def ready(self, name: str, gangs: int) -> None:
-        coordinator = self.coordinator
+    async def ready(self, name: str, gangs: int, route: str | None = None, **_: Any) -> None:
+        coordinator, sets = self.coordinator, self.client.router.sets
         await until(lambda: coordinator is not None and coordinator.statistics().gangs.get("formed") == gangs)
-        await self.client.router.sets.find(name, None)
-        await until(lambda: len(self.gangs(name)) == gangs)
+        await sets.find(name, None)
+        await until(lambda: len(self.gangs(name)) == gangs and route in (None, sets._sets[name].record.route.value))
+
+    async def report(self, gang: str, rank: int, generation: int = 1) -> None:
+        """Say that a member failed, as its worker would: the generation is torn down."""
+        said = MemberReport(
+            gang=gang, generation=generation, rank=rank, cause=MemberCause.FAILED, detail="for the test"
+        )
+        await self.bus.request(self.names.gang(GangOperation.REPORT), said.model_dump_json().encode(), timeout_s=5)
 
     async def settled(self, name: str, client: Client | None = None) -> None:
         """Nothing of a set is held or placed any more, at the router and at the workers."""
@@ -183,6 +226,12 @@ class GangRig:
         for worker_core in workers:
             worker_core.check()
         await until(lambda: not any(core.load.running or any(s.busy for s in core.leases.values()) for core in workers))
+        await until(lambda: self.subleases() == 0)
+
+    def subleases(self) -> int:
+        """Slots that are held of seats now, on all workers that live."""
+        workers = [worker.core for known, worker in self.workers.items() if known not in self.killed]
+        return sum(sub.slots for core in workers for lease in core.leases.values() for sub in lease.subleases)
 
     def cut(self, name: str) -> None:
         """Remove that process, as after SIGKILL."""
@@ -207,7 +256,7 @@ def on_gang_rig(
     *workers: str, **settings: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., Coroutine[Any, Any, None]]]:
     """Pass a running GangRig with these workers (of 2 slots each) to a test as its first argument, before
-    parameters."""
+    parameters. In the end nothing of any set is held."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
         async def run(**parameters: Any) -> None:
@@ -217,6 +266,8 @@ def on_gang_rig(
                 for name in workers:
                     await rig.worker(name)
                 await test(rig, **parameters)
+                for name in rig.client.router.sets.statistics():
+                    await rig.settled(name)
             finally:
                 await rig.stop()
 

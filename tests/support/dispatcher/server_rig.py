@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.settings.connection import ConnectionSettings
@@ -41,6 +43,12 @@ class ServerRig:
         how = RouterSettings(**{"node": "", "zone": "", **settings})
         bus = await self.bus("client", reconnect_wait_s=0.05)
         return await self.stack.enter_async_context(Client(bus, names=self.names, settings=how, ambient=environment))
+
+
+@pytest.fixture
+async def server(nats_url: str, namespace: str, opened: contextlib.AsyncExitStack) -> ServerRig:
+    """On the server of the session."""
+    return await opened.enter_async_context(server_rig(nats_url, namespace))
 
 
 @contextlib.asynccontextmanager

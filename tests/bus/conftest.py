@@ -81,10 +81,7 @@ def impatient(bus: NatsBus) -> Iterator[None]:
 @pytest.fixture
 def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers learn by signals alone: silence and the end of a request, after which they look, come too late."""
-    for name in (
-        "streams.pull_consumer.SILENCE_S",
-        "jetstream.pull_transport.EXPIRES_S",
-    ):
+    for name in ("streams.pull_consumer.SILENCE_S", "jetstream.pull_transport.EXPIRES_S"):
         monkeypatch.setattr(f"gangline.bus.{name}", 3600.0)
 
 

@@ -105,13 +105,7 @@ def test_suspects_are_asked_about_in_turn_and_none_too_often():
 
 
 @given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["gone", "gone", "alive", "late", "heard"]),
-            st.floats(0.01, 1.0),
-        ),
-        max_size=30,
-    )
+    st.lists(st.tuples(st.sampled_from(["gone", "gone", "alive", "late", "heard"]), st.floats(0.01, 1.0)), max_size=30)
 )
 def test_whoever_is_lost_was_gone_in_two_prompt_answers_with_nothing_between(steps):
     suspects, now = detector(), 0.0

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.server
 
 def settings_of(namespace, **others):
     return StreamSettings(
-        subjects=(f"{namespace}.task.>",),
-        **{"storage": Storage.FILE, "retention": Retention.WORK_QUEUE, **others},
+        subjects=(f"{namespace}.task.>",), **{"storage": Storage.FILE, "retention": Retention.WORK_QUEUE, **others}
     )
 
 

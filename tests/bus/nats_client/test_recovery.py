@@ -7,14 +7,7 @@ import asyncio
 import pytest
 
 from gangline.bus.nats_bus import connect as connect_jetstream
-from gangline.bus.port.bus import (
-    BucketSettings,
-    ConnectionEvent,
-    KvOperation,
-    KvWrite,
-    Storage,
-    StorageUnavailable,
-)
+from gangline.bus.port.bus import BucketSettings, ConnectionEvent, KvOperation, KvWrite, Storage, StorageUnavailable
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import Disconnected, Unavailable
 

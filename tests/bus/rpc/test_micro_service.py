@@ -42,12 +42,7 @@ async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the
     await responder.start()
     await bus.flush()
     suffix = suffix.format(id=responder.id)
-    identity = {
-        "name": "gangline-worker",
-        "id": responder.id,
-        "version": "0.1.0",
-        "metadata": {"pool": "images"},
-    }
+    identity = {"name": "gangline-worker", "id": responder.id, "version": "0.1.0", "metadata": {"pool": "images"}}
     assert await ask(asker, f"$SRV.PING{suffix}", responder.id) == [
         {"type": "io.nats.micro.v1.ping_response", **identity}
     ]
@@ -57,12 +52,7 @@ async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the
         **identity,
         "description": "Runs tasks",
         "endpoints": [
-            {
-                "name": "frames",
-                "subject": "gangline.worker.images.w1.*",
-                "queue_group": "",
-                "metadata": {"a": "b"},
-            }
+            {"name": "frames", "subject": "gangline.worker.images.w1.*", "queue_group": "", "metadata": {"a": "b"}}
         ],
     }
     (stats,) = await ask(asker, f"$SRV.STATS{suffix}", responder.id)

@@ -134,10 +134,7 @@ async def test_a_work_queue_gives_each_subject_to_one_consumer_only(open_stream,
     with pytest.raises(ConsumerTaken):
         await other.consume("one", ConsumerSettings(filter=task("b.>")), got)
     await other.consume("two", ConsumerSettings(filter=task("b.>")), got)
-    assert {(one.name, one.filter) for one in await stream.consumers()} == {
-        ("one", task("a.>")),
-        ("two", task("b.>")),
-    }
+    assert {(one.name, one.filter) for one in await stream.consumers()} == {("one", task("a.>")), ("two", task("b.>"))}
 
 
 async def test_of_many_who_want_the_same_subjects_one_gets_them(open_stream, task):

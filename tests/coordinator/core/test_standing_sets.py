@@ -4,17 +4,12 @@ import pytest
 
 from gangline.schemas.records.gangs import GangSetStatus
 
-from ...support.coordinator.world import World, world_of
-
-
-def formed(world: World) -> list[str]:
-    return sorted(gang for gang, step in world.states().items() if step == "formed")
+from ...support.coordinator.world import World, formed, world_of
 
 
 def test_a_set_is_kept_up_and_scaled_by_whole_gangs():
     world = world_of(1, 1, 1, 1, 1, 1)
-    world.declare("s", 3)
-    world.flush()
+    world.declare("s", 3, flush=True)
     assert formed(world) == ["s-1-1", "s-1-2", "s-1-3"]
     world.declare("s", 1)
     world.advance(2.0)
@@ -27,9 +22,8 @@ def test_a_set_is_kept_up_and_scaled_by_whole_gangs():
 
 def test_a_gang_of_a_set_that_crashes_comes_back_and_the_others_are_not_touched():
     world = world_of(1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
-    holder = next(worker for worker in world.workers.values() if "s-1-1" in worker.members)
+    world.declare("s", 2, flush=True)
+    holder = world.holder("s-1-1")
     world.report(holder, "s-1-1")
     world.advance(1.0)
     assert formed(world) == ["s-1-1", "s-1-2"]
@@ -39,8 +33,7 @@ def test_a_gang_of_a_set_that_crashes_comes_back_and_the_others_are_not_touched(
 
 def test_a_new_template_rolls_gang_by_gang_with_never_fewer_formed():
     world = world_of(1, 1, 1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
+    world.declare("s", 2, flush=True)
     world.declare("s", 2, priority=1)
     fewest, most = 9, 0
     for _ in range(100):
@@ -55,8 +48,7 @@ def test_a_new_template_rolls_gang_by_gang_with_never_fewer_formed():
 
 def test_without_room_for_a_surge_a_set_can_roll_one_down_first():
     world = world_of(1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
+    world.declare("s", 2, flush=True)
     world.declare("s", 2, priority=1, surge=0)
     fewest = 9
     for _ in range(100):
@@ -68,8 +60,7 @@ def test_without_room_for_a_surge_a_set_can_roll_one_down_first():
 
 def test_a_new_leader_goes_on_with_the_sets():
     world = world_of(1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
+    world.declare("s", 2, flush=True)
     world.elect()
     world.advance(3.0)
     assert formed(world) == ["s-1-1", "s-1-2"]
@@ -84,8 +75,7 @@ def test_a_new_leader_goes_on_with_the_sets():
 
 def test_a_replacement_without_room_waits_beside_the_old_gang_and_then_comes_in_its_place():
     world = world_of(1, 1)
-    world.declare("s", 1)
-    world.flush()
+    world.declare("s", 1, flush=True)
     world.declare("s", 1, priority=1, surge_wait_s=2.0)
     world.advance(1.9)
     assert world.states() == {"s-1-1": "formed", "s-1-2": "queued"}
@@ -97,25 +87,20 @@ def test_a_replacement_without_room_waits_beside_the_old_gang_and_then_comes_in_
 
 def test_a_replacement_that_waits_beside_the_old_gang_holds_nobody_up():
     world = world_of(1, 1, 1)
-    world.declare("s", 1)
-    world.flush()
-    world.declare("s", 1, priority=1, surge_wait_s=3600.0)
-    world.flush()
-    world.acquire("later", 1, ttl_s=1000.0)
-    world.flush()
+    world.declare("s", 1, flush=True)
+    world.declare("s", 1, priority=1, surge_wait_s=3600.0, flush=True)
+    world.acquire("later", 1, ttl_s=1000.0, flush=True)
     assert world.states() == {"s-1-1": "formed", "s-1-2": "queued", "later": "formed"}
     world.release("later")
     world.advance(60.0)
     assert not any(worker.to_keep or worker.kept for worker in world.workers.values())
-    world.acquire("last", 1, ttl_s=1000.0)
-    world.flush()
+    world.acquire("last", 1, ttl_s=1000.0, flush=True)
     assert world.states()["last"] == "formed"
 
 
 def test_a_replacement_that_waits_beside_the_old_gang_takes_room_that_comes():
     world = world_of(1, 1)
-    world.declare("s", 1)
-    world.flush()
+    world.declare("s", 1, flush=True)
     world.declare("s", 1, priority=1, surge_wait_s=10.0)
     world.advance(1.0)
     world.add_worker("w8", 2)
@@ -125,8 +110,7 @@ def test_a_replacement_that_waits_beside_the_old_gang_takes_room_that_comes():
 
 def test_all_gangs_of_a_full_pool_are_rolled_one_by_one_after_one_wait():
     world = world_of(1, 1, 1, 1, 1, 1)
-    world.declare("s", 3)
-    world.flush()
+    world.declare("s", 3, flush=True)
     world.declare("s", 3, priority=1, surge_wait_s=2.0, retire_s=0.5)
     fewest = 9
     for _ in range(160):
@@ -138,8 +122,7 @@ def test_all_gangs_of_a_full_pool_are_rolled_one_by_one_after_one_wait():
 
 def test_the_successor_has_the_old_gangs_place_in_the_queue():
     world = world_of(1, 1)
-    world.declare("s", 1)
-    world.flush()
+    world.declare("s", 1, flush=True)
     world.advance(1.0)
     world.acquire("waits-long", 2)
     world.declare("s", 1, owner="v2", surge_wait_s=1.0)
@@ -152,8 +135,7 @@ def test_the_successor_has_the_old_gangs_place_in_the_queue():
 @pytest.mark.parametrize("grace_s", [None, 30.0, 5.0])
 def test_gangs_leave_a_draining_worker_well_before_its_grace_ends_though_there_is_no_room(grace_s):
     world = world_of(2, 1, 1)
-    world.declare("s", 2, strategy="spread")
-    world.flush()
+    world.declare("s", 2, strategy="spread", flush=True)
     draining = next(worker for worker in world.workers.values() if worker.total == 2)
     assert len(draining.members) == 2
     world.drain(draining, grace_s)
@@ -168,8 +150,7 @@ def test_gangs_leave_a_draining_worker_well_before_its_grace_ends_though_there_i
 
 def test_an_old_gang_whose_going_would_not_make_room_goes_on_serving():
     world = world_of(1, 1, 1)
-    world.declare("s", 1, size=2)
-    world.flush()
+    world.declare("s", 1, size=2, flush=True)
     world.declare("s", 1, size=4, surge_wait_s=1.0)
     world.advance(30.0)
     assert world.states() == {"s-1-1": "formed", "s-1-2": "queued"}
@@ -198,10 +179,8 @@ def test_the_last_gang_of_several_that_serves_goes_on_serving_until_a_replacemen
 
 def test_without_any_patience_the_old_gang_goes_first_at_once():
     world = world_of(1, 1)
-    world.declare("s", 1)
-    world.flush()
-    world.declare("s", 1, priority=1, surge_wait_s=0.0, retire_s=0.0)
-    world.flush()
+    world.declare("s", 1, flush=True)
+    world.declare("s", 1, priority=1, surge_wait_s=0.0, retire_s=0.0, flush=True)
     world.advance(0.01)
     assert world.states() == {"s-1-2": "formed"}
 
@@ -298,11 +277,9 @@ def test_while_a_roll_is_stopped_the_set_is_kept_up_in_the_shape_before_also_by_
     world.declare("s", 2)
     world.advance(2.0)
     failing_roll(world)
-    world.elect()
-    world.flush()
-    holder = next(worker for worker in world.workers.values() if "s-1-1" in worker.members)
-    world.crash(holder)
-    world.gone(holder)
+    world.elect(flush=True)
+    holder = world.holder("s-1-1")
+    world.crash(holder, noticed=True)
     world.advance(5.0)
     assert ready(world) == ["s-1-1", "s-1-2"]
     assert {gang.owner for gang in world.core.gangs()} == {""}
@@ -318,12 +295,10 @@ def test_a_failure_that_is_being_repaired_counts_once_against_a_roll_for_the_nex
     world.advance(1.0)
     new = next(gang for gang in world.core.gangs() if gang.owner == "new")
     holder = next(worker for worker in world.workers.values() if new.id in worker.members)
-    world.crash(holder)
-    world.gone(holder)
+    world.crash(holder, noticed=True)
     world.advance(0.0)
     assert (status(world).failures, status(world).stopped) == (1, False)
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     assert (status(world).failures, status(world).stopped) == (1, False)
 
 
@@ -344,7 +319,7 @@ def test_an_old_gang_that_fails_while_the_new_shape_has_not_served_comes_back():
     slowly(world, "s-1-3")
     world.declare("s", 2, owner="v2")
     world.advance(2.0)
-    holder = next(worker for worker in world.workers.values() if "s-1-1" in worker.members)
+    holder = world.holder("s-1-1")
     world.report(holder, "s-1-1")
     world.advance(3.0)
     assert ready(world) == ["s-1-1", "s-1-2"] and world.core.get("s-1-1").generation == 2
@@ -401,7 +376,7 @@ def test_a_gang_whose_replacement_starts_slowly_stays_on_its_draining_worker_for
     world.declare("s", 1)
     world.advance(2.0)
     slowly(world, "s-1-2")
-    draining = next(worker for worker in world.workers.values() if worker.members)
+    draining = world.holder()
     world.drain(draining, 60.0)
     world.advance(29.0)
     assert ready(world) == ["s-1-1"]

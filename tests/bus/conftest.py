@@ -124,6 +124,11 @@ def connect(request: pytest.FixtureRequest, opened: AsyncExitStack) -> Connect:
     return open_one
 
 
+@pytest.fixture
+async def bus(connect: Connect) -> Bus:
+    return await connect()
+
+
 def stream_settings(namespace: str, **others: Any) -> StreamSettings:
     """A work queue in memory, with room for schedules."""
     return StreamSettings(
@@ -140,6 +145,11 @@ def open_stream(connect: Connect, namespace: str) -> Callable[..., Awaitable[Str
         return await (await connect()).stream(namespace, stream_settings(namespace, **others))
 
     return open_one
+
+
+@pytest.fixture
+async def stream(open_stream: Callable[..., Awaitable[Stream]]) -> Stream:
+    return await open_stream()
 
 
 @pytest.fixture

@@ -89,8 +89,7 @@ def test_the_handshake_starts_our_read_loop_and_pings():
 
 
 @pytest.mark.server
-async def test_all_publications_of_one_turn_leave_in_one_write(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_all_publications_of_one_turn_leave_in_one_write(bus, monkeypatch):
     writes = []
     write = bus._client._transport.write
     monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
@@ -104,8 +103,7 @@ async def test_all_publications_of_one_turn_leave_in_one_write(connect_to, nats_
 
 
 @pytest.mark.server
-async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(bus, monkeypatch):
     depth, got = 0, []
     reader = bus._client._transport._io_reader
     feed = reader.feed_data
@@ -124,8 +122,7 @@ async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(connect_to, na
 
 
 @pytest.mark.server
-async def test_what_handlers_publish_leaves_before_the_next_turn(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_what_handlers_publish_leaves_before_the_next_turn(bus, monkeypatch):
     writes, answered = [], asyncio.Event()
     write = bus._client._transport.write
     monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
@@ -142,8 +139,7 @@ async def test_what_handlers_publish_leaves_before_the_next_turn(connect_to, nat
 
 
 @pytest.mark.server
-async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(bus, monkeypatch):
     writes = []
     write = bus._client._transport.write
     monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
@@ -168,8 +164,7 @@ async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(connect_to
 
 
 @pytest.mark.server
-async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, nats_url):
-    bus = await connect_to(nats_url)
+async def test_what_came_with_the_end_of_the_handshake_is_not_lost(bus):
     client, got = bus._client, []
     await bus.subscribe("direct.early", lambda message: got.append(message.data))
     reader, transport = asyncio.StreamReader(), client._transport
@@ -180,8 +175,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, n
 
 
 @pytest.mark.server
-async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(bus, monkeypatch):
     writes = []
     write = bus._client._transport.write
     monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
@@ -197,8 +191,7 @@ async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(connec
 
 
 @pytest.mark.server
-async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(connect_to, nats_url):
-    bus = await connect_to(nats_url)
+async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(bus):
 
     def fail() -> None:
         raise RuntimeError("not today")
@@ -236,8 +229,7 @@ async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_t
 
 
 @pytest.mark.server
-async def test_a_push_while_disconnected_does_nothing(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_a_push_while_disconnected_does_nothing(bus, nats_server):
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     bus.push()
 

@@ -277,15 +277,13 @@ async def test_an_account_without_jetstream_is_refused(connect_to, secured, name
         await bus.bucket(namespace, BucketSettings())
 
 
-async def test_an_older_server_is_refused_with_its_version(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_an_older_server_is_refused_with_its_version(bus, namespace):
     bus._client._server_info["version"] = "2.11.4"
     with pytest.raises(ServerUnsupported, match=r"2\.11\.4.*2\.12 or later"):
         await bus.bucket(namespace, BucketSettings())
 
 
-async def test_a_bucket_made_by_others_without_what_we_need_is_refused(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_a_bucket_made_by_others_without_what_we_need_is_refused(bus, namespace):
     name = f"{namespace}_LEDGER"
     plain = {"name": f"KV_{name}", "subjects": [f"$KV.{name}.>"], "max_msgs_per_subject": 1}
     await bus.api.call(f"STREAM.CREATE.KV_{name}", {**plain, "storage": "memory"}, what="make it")
@@ -301,8 +299,7 @@ async def test_more_copies_than_servers_is_an_error_that_says_so(connect_to, nat
         await bus.bucket(namespace, BucketSettings(replicas=3))
 
 
-async def test_events_come_once_each_and_in_order(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_events_come_once_each_and_in_order(bus, nats_server):
     events = collect()
     bus.on_connection(events)
     for _ in range(3):
@@ -312,8 +309,7 @@ async def test_events_come_once_each_and_in_order(connect_to, nats_server):
     assert "closed" in repr(bus)
 
 
-async def test_closing_while_disconnected_ends_the_tries(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_closing_while_disconnected_ends_the_tries(bus, nats_server):
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     await bus.close()
     assert not bus.connected
@@ -343,8 +339,7 @@ async def test_replaced_tls_files_are_read_again_and_failures_are_named(connect_
     assert causes().count("tls") == causes().count("file") == 1
 
 
-async def test_each_cause_of_failing_to_reconnect_is_warned_of_once(connect_to, nats_url, caplog):
-    bus = await connect_to(nats_url)
+async def test_each_cause_of_failing_to_reconnect_is_warned_of_once(bus, caplog):
     refused, login = ConnectionRefusedError(111, "refused"), nats_errors.Error("nats: 'Authorization Violation'")
     full = nats_errors.Error("nats: 'maximum connections exceeded'")
     bus.on_disconnected("test")

@@ -40,8 +40,7 @@ async def answers(bus, subject="pitfall.echo"):
         await subscription.unsubscribe()
 
 
-async def test_1_a_cancelled_flush_does_not_stop_the_connection_from_hearing(connect_to, nats_url):
-    bus = await connect_to(nats_url)
+async def test_1_a_cancelled_flush_does_not_stop_the_connection_from_hearing(bus):
     for _ in range(20):
         flush = asyncio.ensure_future(bus.flush())
         await asyncio.sleep(0)  # the PING is out, the PONG is on its way
@@ -52,8 +51,7 @@ async def test_1_a_cancelled_flush_does_not_stop_the_connection_from_hearing(con
     assert await answers(bus)
 
 
-async def test_1_a_flush_that_times_out_says_so_and_the_connection_goes_on(connect_to, nats_server, monkeypatch):
-    bus = await connect_to(nats_server.url)
+async def test_1_a_flush_that_times_out_says_so_and_the_connection_goes_on(bus, nats_server, monkeypatch):
     nats_server.freeze()
     with monkeypatch.context() as patch, pytest.raises(Disconnected, match="did not answer"):
         patch.setattr("gangline.bus.nats_bus._FLUSH_TIMEOUT_S", 0.1)
@@ -63,9 +61,8 @@ async def test_1_a_flush_that_times_out_says_so_and_the_connection_goes_on(conne
 
 
 async def test_1_a_connection_that_is_closed_while_a_subscription_drains_ends_that_without_an_error(
-    connect_to, nats_server, namespace, monkeypatch
+    bus, nats_server, namespace, monkeypatch
 ):
-    bus = await connect_to(nats_server.url)
     subscription = await bus.subscribe(namespace, collect())
     await bus.flush()
     nats_server.freeze()
@@ -89,8 +86,7 @@ async def test_1_a_flush_waits_for_what_was_published_before_it(connect_to, nats
     assert len(got.items) == 50
 
 
-async def test_2_errors_in_callbacks_do_not_stop_the_connection(connect_to, nats_server, caplog):
-    bus = await connect_to(nats_server.url)
+async def test_2_errors_in_callbacks_do_not_stop_the_connection(bus, nats_server, caplog):
 
     def bad(event):
         raise ZeroDivisionError("planted")
@@ -115,8 +111,7 @@ async def test_2_a_defect_in_the_read_loop_costs_a_reconnect_and_not_the_connect
     assert await answers(bus)
 
 
-async def test_3_what_is_published_while_disconnected_is_refused_and_never_delivered(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_3_what_is_published_while_disconnected_is_refused_and_never_delivered(bus, nats_server):
     got = collect()
     await bus.subscribe("pitfall.late", got)
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
@@ -131,10 +126,7 @@ async def test_3_what_is_published_while_disconnected_is_refused_and_never_deliv
     assert [message.data for message in got.items] == [b"after"]
 
 
-async def test_3_what_was_buffered_when_the_connection_broke_is_not_delivered_after_the_reconnect(
-    connect_to, nats_server
-):
-    bus = await connect_to(nats_server.url)
+async def test_3_what_was_buffered_when_the_connection_broke_is_not_delivered_after_the_reconnect(bus, nats_server):
     got = collect()
     await bus.subscribe("pitfall.buffered", got)
     nats_server.kill()  # the loop has not run since: nobody knows yet
@@ -153,8 +145,7 @@ async def test_3_what_was_buffered_when_the_connection_broke_is_not_delivered_af
     assert [message.data for message in got.items] == [b"after"]
 
 
-async def test_4_waiting_under_back_pressure_can_be_cancelled(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_4_waiting_under_back_pressure_can_be_cancelled(bus, nats_server):
     nats_server.freeze()
     while bus.statistics()["buffered_bytes"] < 16 * 1024 * 1024:
         bus.publish("pitfall.flood", b"x" * 500_000)
@@ -195,8 +186,7 @@ async def test_5_whatever_waits_when_the_connection_is_lost_hears_of_it_at_once(
     assert bus.statistics()["waiting_requests"] == 0
 
 
-async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_refused(connect_to, nats_url):
-    bus = await connect_to(nats_url)
+async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_refused(bus):
     events = collect()
     bus.on_connection(events)
     long = "a" * 5000
@@ -291,8 +281,7 @@ async def test_8_a_forbidden_subject_stays_forbidden_when_one_below_it_is_publis
         bus.publish("Forbidden.Subject.below")
 
 
-async def test_8_each_subject_is_checked_once_siblings_too(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_8_each_subject_is_checked_once_siblings_too(bus, monkeypatch):
     checked: list[str] = []
     check = bus._check_subject
     monkeypatch.setattr(bus, "_check_subject", lambda subject: (checked.append(subject), check(subject)))
@@ -336,8 +325,7 @@ async def test_8_a_user_who_may_not_hear_answers_is_told_when_connecting(setting
     await bus.close()
 
 
-async def test_9_work_started_by_a_handler_does_not_hold_up_the_messages_behind_it(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_9_work_started_by_a_handler_does_not_hold_up_the_messages_behind_it(bus, namespace):
     second = asyncio.Event()
     done = collect()
 
@@ -357,8 +345,7 @@ async def test_9_work_started_by_a_handler_does_not_hold_up_the_messages_behind_
     await done.count(1)
 
 
-async def test_10_an_answer_does_not_echo_the_headers_of_the_request(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_10_an_answer_does_not_echo_the_headers_of_the_request(bus, namespace):
     await bus.subscribe(namespace, lambda message: bus.publish(message.reply, b"answer"))
     answer = await bus.request(namespace, b"", headers={"Secret": "1"}, timeout_s=PATIENCE_S)
     assert answer.headers is None

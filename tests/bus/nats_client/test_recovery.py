@@ -29,8 +29,7 @@ async def delete_bucket(bus, name):
 
 
 @pytest.mark.parametrize("observed", [False, True])
-async def test_a_vanished_bucket_is_made_again_by_the_next_write(connect_to, nats_url, namespace, observed):
-    bus = await connect_to(nats_url)
+async def test_a_vanished_bucket_is_made_again_by_the_next_write(bus, namespace, observed):
     bucket = await bus.bucket(namespace, BucketSettings())
     if observed:  # then the server does not say "no responders"
         await bucket.observe(">", lambda entry: None)
@@ -51,8 +50,7 @@ async def test_a_vanished_bucket_is_made_again_by_the_next_write(connect_to, nat
     assert len(await bucket.entries("k.*")) == 5
 
 
-async def test_a_watch_survives_that_its_bucket_is_deleted(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_a_watch_survives_that_its_bucket_is_deleted(bus, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     seen = collect()
     await bucket.watch(">", seen)
@@ -64,8 +62,7 @@ async def test_a_watch_survives_that_its_bucket_is_deleted(connect_to, nats_url,
     await seen.until(lambda entries: entries[-1].key == "b")
 
 
-async def test_a_restarted_server_forgets_memory_and_everything_goes_on(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_a_restarted_server_forgets_memory_and_everything_goes_on(bus, nats_server, namespace):
     bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
     seen, passing = collect(), collect()
     await bucket.watch(">", seen)
@@ -176,8 +173,7 @@ async def test_without_a_connection_every_operation_says_so_at_once(connect_to, 
         assert isinstance(result, Disconnected)
 
 
-async def test_a_frozen_server_times_out_and_the_next_operation_works(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_a_frozen_server_times_out_and_the_next_operation_works(bus, nats_server, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     nats_server.freeze()
     with impatient(bus):
@@ -195,8 +191,7 @@ async def test_a_frozen_server_times_out_and_the_next_operation_works(connect_to
     assert await bucket.put("c", b"1") > 0
 
 
-async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnect(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnect(bus, nats_server, namespace):
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     got, dropped = collect(), collect()
     await bus.subscribe(namespace, got)
@@ -207,8 +202,7 @@ async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnec
     assert dropped.items == []
 
 
-async def test_a_watch_leaves_no_consumer_behind(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_a_watch_leaves_no_consumer_behind(bus, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     watch = await bucket.watch(">", lambda entry: None)
     await bucket.write([KvWrite(key=f"k.{number}", value=b"") for number in range(1100)])
@@ -229,8 +223,7 @@ async def test_a_watch_leaves_no_consumer_behind(connect_to, nats_url, namespace
     await become(0)
 
 
-async def test_deleted_keys_leave_a_trace_that_expires(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_deleted_keys_leave_a_trace_that_expires(bus, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     await bucket.put("a", b"1")
     await bucket.delete("a")

@@ -26,8 +26,7 @@ async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect
     assert dict(message.headers) == {"K": "v w", "Other": "é"}
 
 
-async def test_a_message_without_headers_has_none(connect, namespace):
-    bus = await connect()
+async def test_a_message_without_headers_has_none(bus, namespace):
     got = collect()
     await bus.subscribe(f"{namespace}.a", got)
     bus.publish(f"{namespace}.a")
@@ -89,8 +88,7 @@ async def test_a_queue_group_gets_each_message_once(connect, namespace):
     assert second.items
 
 
-async def test_unsubscribing_stops_delivery_at_once_and_twice_is_fine(connect, namespace):
-    bus = await connect()
+async def test_unsubscribing_stops_delivery_at_once_and_twice_is_fine(bus, namespace):
     got, other = collect(), collect()
     subscription = await bus.subscribe(f"{namespace}.a", got)
     await bus.subscribe(f"{namespace}.a", other)
@@ -141,8 +139,7 @@ async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(conn
     assert got.items == []
 
 
-async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(connect, namespace, caplog):
-    bus = await connect()
+async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(bus, namespace, caplog):
     got = collect()
 
     def handler(message):
@@ -159,8 +156,7 @@ async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(connect,
     assert f"{namespace}.a" in caplog.text
 
 
-async def test_a_handler_may_publish_and_unsubscribe(connect, namespace):
-    bus = await connect()
+async def test_a_handler_may_publish_and_unsubscribe(bus, namespace):
     got = collect()
     subscriptions = []
 
@@ -203,8 +199,7 @@ async def test_many_requests_at_once_get_each_their_own_answer(connect, namespac
     assert [answer.data for answer in answers] == [f"re {number}".encode() for number in range(count)]
 
 
-async def test_nobody_listening_is_known_at_once(connect, namespace):
-    bus = await connect()
+async def test_nobody_listening_is_known_at_once(bus, namespace):
     with pytest.raises(NoResponders) as caught:
         async with asyncio.timeout(PATIENCE_S):
             await bus.request(f"{namespace}.nobody", b"", timeout_s=3600)
@@ -265,8 +260,7 @@ async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_
     assert dict(answers[0].headers) == {"K": "v"}
 
 
-async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(connect, namespace):
-    bus = await connect()
+async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(bus, namespace):
     asked = collect()
     await bus.subscribe(f"{namespace}.mute", asked)
     got = collect()
@@ -282,8 +276,7 @@ async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_not
     assert len(got.items) == 2
 
 
-async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(connect, namespace):
-    bus = await connect()
+async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(bus, namespace):
     got = collect()
     bus.ask(f"{namespace}.a", b"x" * (bus.max_payload + 1), timeout_s=PATIENCE_S, then=got)
     assert not got.items
@@ -319,8 +312,7 @@ async def test_request_answers_do_not_come_to_subscriptions_one_level_below_the_
     assert len(own.items) == 1
 
 
-async def test_a_ping_brings_what_the_server_said_before(connect, namespace):
-    bus = await connect()
+async def test_a_ping_brings_what_the_server_said_before(bus, namespace):
     got = collect()
     await bus.subscribe(f"{bus.inbox}.x", got)
     bus.publish(f"{namespace}.nobody", b"", reply=f"{bus.inbox}.x")
@@ -328,8 +320,7 @@ async def test_a_ping_brings_what_the_server_said_before(connect, namespace):
     assert [message.headers["Status"] for message in got.items] == ["503"]
 
 
-async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(connect, namespace):
-    bus = await connect()
+async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(bus, namespace):
     got = collect()
     await bus.subscribe(f"{bus.inbox}.*", got)
     bus.publish(f"{namespace}.nobody", b"frame", reply=f"{bus.inbox}.1")
@@ -348,8 +339,7 @@ async def test_inboxes_differ_and_cannot_be_guessed(connect):
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(connect, namespace):
-    bus = await connect()
+async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(bus, namespace):
     got = collect()
     await bus.subscribe(f"{namespace}.big", got)
     bus.publish(f"{namespace}.big", b"x" * bus.max_payload)
@@ -361,8 +351,7 @@ async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refuse
     assert bus.connected
 
 
-async def test_headers_count_against_max_payload(connect, namespace):
-    bus = await connect()
+async def test_headers_count_against_max_payload(bus, namespace):
     with pytest.raises(PayloadTooLarge):
         bus.publish(f"{namespace}.big", b"x" * bus.max_payload, headers={"A": "b"})
     with pytest.raises(PayloadTooLarge):
@@ -372,8 +361,7 @@ async def test_headers_count_against_max_payload(connect, namespace):
 
 
 @in_rows("subject", ["", "a b", "a..b", ".a", "a.", ".", "a.*", "a.>", "a\r\nPUB b 0", "a\tb", "a\n", "ä b", "a.ä."])
-async def test_what_is_no_subject_cannot_be_published_to(connect, subject):
-    bus = await connect()
+async def test_what_is_no_subject_cannot_be_published_to(bus, subject):
     for sibling in ("b", "a.b"):  # what was checked before does not make its siblings valid
         bus.publish(sibling, b"")
     with pytest.raises(InvalidName):
@@ -383,8 +371,7 @@ async def test_what_is_no_subject_cannot_be_published_to(connect, subject):
 
 
 @in_rows("subject", ["", "a b", "a..b", ".a", "a.", "a.>.b"])
-async def test_what_is_no_subject_cannot_be_subscribed(connect, subject):
-    bus = await connect()
+async def test_what_is_no_subject_cannot_be_subscribed(bus, subject):
     with pytest.raises(InvalidName):
         await bus.subscribe(subject, lambda message: None)
 
@@ -427,8 +414,7 @@ async def test_closing_ends_requests_that_wait(connect, namespace):
         await request
 
 
-async def test_a_listener_of_the_connection_can_be_removed(connect):
-    bus = await connect()
+async def test_a_listener_of_the_connection_can_be_removed(bus):
     kept, removed = collect(), collect()
     bus.on_connection(kept)
     stop = bus.on_connection(removed)
@@ -439,8 +425,7 @@ async def test_a_listener_of_the_connection_can_be_removed(connect):
     assert removed.items == []
 
 
-async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(connect, caplog):
-    bus = await connect()
+async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(bus, caplog):
     events = collect()
 
     def bad(event):
@@ -453,8 +438,7 @@ async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(conn
     assert "planted" in caplog.text
 
 
-async def test_writable_returns_at_once_when_little_is_buffered(connect):
-    bus = await connect()
+async def test_writable_returns_at_once_when_little_is_buffered(bus):
     with pytest.raises(StopIteration):
         bus.writable().send(None)  # it does not wait, not even for the next turn
 

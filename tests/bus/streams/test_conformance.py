@@ -300,9 +300,8 @@ async def test_a_negative_pull_is_refused(open_stream, task):
         consumer.pull(-1)
 
 
-async def test_a_heartbeat_tells_the_last_delivery(open_stream, task):
+async def test_a_heartbeat_tells_the_last_delivery(stream, task):
     """Which is how the loss of the last messages is noticed."""
-    stream = await open_stream()
     consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), lambda message: None)
     for subject in ("a.x", "b.x", "a.x"):
         await stream.publish(task(subject), b"")

@@ -59,6 +59,26 @@ def collect() -> Collected[Any]:
     return Collected()
 
 
+@pytest.fixture
+def got() -> Collected[Any]:
+    return Collected()
+
+
+@pytest.fixture
+def seen() -> Collected[Any]:
+    return Collected()
+
+
+@pytest.fixture
+def lost() -> Collected[Any]:
+    return Collected()
+
+
+@pytest.fixture
+def events() -> Collected[Any]:
+    return Collected()
+
+
 async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]) -> None:
     """Do something, and wait until the connection reports `event`."""
     seen: Collected[ConnectionEvent] = Collected()

@@ -222,8 +222,7 @@ def at(seconds):
     return datetime.fromtimestamp(time.time() + seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_headers(open_stream, namespace, task):
-    stream, got = await open_stream(), collect()
+async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_headers(stream, got, namespace, task):
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(5)
     subject, due = f"{namespace}.sched.one", time.time() + 1
@@ -239,8 +238,7 @@ async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_hea
     await until(holds(stream, 1))
 
 
-async def test_a_time_in_the_past_is_due_at_once(open_stream, namespace, task):
-    stream, got = await open_stream(), collect()
+async def test_a_time_in_the_past_is_due_at_once(stream, got, namespace, task):
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(1)
     headers = {"Nats-Schedule": f"@at {at(-60)}", "Nats-Schedule-Target": task("a.x")}
@@ -251,8 +249,7 @@ async def test_a_time_in_the_past_is_due_at_once(open_stream, namespace, task):
 @pytest.mark.parametrize(
     "schedule", ["@every 1s", "* * * * * *", pytest.param("*/1 * * * * *", marks=pytest.mark.long)]
 )
-async def test_a_repeating_schedule_fires_until_it_is_removed(open_stream, namespace, task, schedule):
-    stream, got = await open_stream(), collect()
+async def test_a_repeating_schedule_fires_until_it_is_removed(stream, got, namespace, task, schedule):
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(100)
     subject = f"{namespace}.sched.tick"
@@ -304,9 +301,8 @@ async def test_a_schedule_into_another_stream_is_refused(stream, namespace):
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_gets_what_is_there_and_what_comes_in_order(open_stream, task):
+async def test_a_reader_gets_what_is_there_and_what_comes_in_order(open_stream, task, seen):
     stream, writer = await open_stream(retention=Retention.LIMITS), await open_stream(retention=Retention.LIMITS)
-    seen = collect()
     await fill(writer, task("a.x"), 50)
     await writer.publish(task("b.x"), b"not ours")
     reader = await stream.read(task("a.>"), seen)
@@ -341,10 +337,9 @@ async def test_a_readers_handler_that_raises_loses_nothing_else(open_stream, tas
     await seen.count(2)
 
 
-async def test_a_closed_bus_ends_consumers_and_readers(connect, namespace, task):
+async def test_a_closed_bus_ends_consumers_and_readers(connect, namespace, task, got):
     bus = await connect()
     stream = await bus.stream(namespace, stream_settings(namespace, retention=Retention.LIMITS))
-    got = collect()
     consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got)
     await stream.read(task("a.>"), got)
     consumer.pull(1)

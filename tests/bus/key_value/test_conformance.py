@@ -68,10 +68,9 @@ async def test_values_may_be_empty_and_binary(bucket):
     }
 
 
-async def test_a_bucket_that_is_only_read_is_not_made_until_the_first_write(connect, namespace):
+async def test_a_bucket_that_is_only_read_is_not_made_until_the_first_write(connect, namespace, seen):
     reader, writer = await connect(), await connect()
     read = await reader.bucket(namespace, BucketSettings(), make=False)
-    seen = collect()
     await read.observe("*", seen)
     assert await read.entries("*") == []
     assert await read.get("a") is None
@@ -164,8 +163,7 @@ async def test_a_delete_at_a_revision_needs_just_that_one(bucket):
 # -- expiry -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_key_expires_and_watchers_hear_of_it(bucket):
-    seen = collect()
+async def test_a_key_expires_and_watchers_hear_of_it(bucket, seen):
     await bucket.watch("a", seen)
     await bucket.put("a", b"1", ttl_s=1)
     await bucket.put("b", b"1")
@@ -176,8 +174,7 @@ async def test_a_key_expires_and_watchers_hear_of_it(bucket):
     assert [entry.key for entry in await bucket.entries(">")] == ["b"]
 
 
-async def test_an_expired_key_can_be_made_again_as_if_it_had_never_been(bucket):
-    seen = collect()
+async def test_an_expired_key_can_be_made_again_as_if_it_had_never_been(bucket, seen):
     await bucket.watch("a", seen)
     first = await bucket.put("a", b"1", ttl_s=0.2)
     await seen.until(lambda entries: entries and gone(entries[-1]))
@@ -187,8 +184,7 @@ async def test_an_expired_key_can_be_made_again_as_if_it_had_never_been(bucket):
     assert await bucket.get("a") == put("a", b"2", second)
 
 
-async def test_renewing_a_key_puts_its_end_off_and_writing_without_ttl_makes_it_permanent(bucket):
-    seen = collect()
+async def test_renewing_a_key_puts_its_end_off_and_writing_without_ttl_makes_it_permanent(bucket, seen):
     await bucket.watch(">", seen)
     # Sent together: one after the other, they might take longer than a second on a busy machine.
     await bucket.write(
@@ -343,8 +339,7 @@ async def test_a_write_may_be_conditioned_on_another_key(bucket):
     assert (await bucket.get("member")).value == b"1"
 
 
-async def test_revision_zero_in_a_batch_passes_where_a_key_was_deleted_or_has_expired(bucket):
-    seen = collect()
+async def test_revision_zero_in_a_batch_passes_where_a_key_was_deleted_or_has_expired(bucket, seen):
     await bucket.watch("expired", seen)
     await bucket.put("expired", b"1", ttl_s=1)
     await bucket.put("deleted", b"1")
@@ -356,8 +351,7 @@ async def test_revision_zero_in_a_batch_passes_where_a_key_was_deleted_or_has_ex
     assert {entry.key: entry.value for entry in await bucket.entries(">")} == {"expired": b"2", "deleted": b"2"}
 
 
-async def test_keys_written_by_a_batch_expire_too(bucket):
-    seen = collect()
+async def test_keys_written_by_a_batch_expire_too(bucket, seen):
     await bucket.watch(">", seen)
     await bucket.commit([KvWrite(key="brief", value=b"1", ttl_s=1), KvWrite(key="lasting", value=b"1")])
     await seen.until(lambda entries: any(gone(entry) for entry in entries))
@@ -402,13 +396,12 @@ async def test_rival_batches_on_one_condition_have_one_winner(open_bucket):
 # -- following ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_change(open_bucket):
+async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_change(open_bucket, seen):
     one, two = await open_bucket(), await open_bucket()
     first = await one.put("a.x", b"1")
     await one.put("b.x", b"1")
     await one.put("a.gone", b"1")
     await one.delete("a.gone")
-    seen = collect()
     await two.watch("a.*", seen)
     assert seen.items == [put("a.x", b"1", first)]
     second = await one.put("a.x", b"2")
@@ -426,8 +419,7 @@ async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_chang
     assert seen.items[3] == put("a.y", b"1", third)
 
 
-async def test_a_watch_of_nothing_returns(bucket):
-    seen = collect()
+async def test_a_watch_of_nothing_returns(bucket, seen):
     await bucket.watch("none.*", seen)
     assert seen.items == []
     await bucket.put("none.x", b"1")
@@ -445,8 +437,7 @@ async def test_a_watch_that_ended_tells_nothing_more(bucket):
     assert seen.items == []
 
 
-async def test_a_watch_handler_that_raises_is_logged_and_the_watch_goes_on(bucket, caplog):
-    seen = collect()
+async def test_a_watch_handler_that_raises_is_logged_and_the_watch_goes_on(bucket, caplog, seen):
 
     def handler(entry):
         seen(entry)
@@ -461,9 +452,8 @@ async def test_a_watch_handler_that_raises_is_logged_and_the_watch_goes_on(bucke
     assert "planted" in caplog.text
 
 
-async def test_a_watch_sees_the_last_value_of_a_key_that_changes_all_the_time(open_bucket):
+async def test_a_watch_sees_the_last_value_of_a_key_that_changes_all_the_time(open_bucket, seen):
     one, two = await open_bucket(), await open_bucket()
-    seen = collect()
     await two.watch("a", seen)
     for number in range(300):
         await one.put("a", str(number).encode())
@@ -472,10 +462,9 @@ async def test_a_watch_sees_the_last_value_of_a_key_that_changes_all_the_time(op
     assert revisions == sorted(revisions)
 
 
-async def test_observing_sees_writes_as_they_pass_without_revision_or_history(open_bucket):
+async def test_observing_sees_writes_as_they_pass_without_revision_or_history(open_bucket, seen):
     one, two = await open_bucket(), await open_bucket()
     await one.put("alive.x", b"before")
-    seen = collect()
     observing = await two.observe("alive.*", seen)
     await two.entries(">")  # a round trip: the subscription is known by now
     await one.put("alive.x", b"1", ttl_s=3)

@@ -17,10 +17,7 @@ from gangline.bus.port.bus import (
     Storage,
     StorageUnavailable,
 )
-from gangline.bus.port.subjects import SubjectPattern, check_subject
-from gangline.schemas.errors.base import Disconnected, InvalidName, ServerUnreachable
-
-from ...support.rows import in_rows
+from gangline.schemas.errors.base import Disconnected, ServerUnreachable
 
 
 async def echo(bus, subject="echo"):
@@ -361,38 +358,3 @@ async def test_who_listens_to_everything_hears_what_goes_to_inboxes_too(hub):
     assert sorted(heard) == [("*.*.r.*", b"1"), (">", b"1"), (">", b"1"), ("_INBOX.>", b"1")]
     await client.close()
     assert hub.listeners(f"{client.inbox}.r.1") == ["spy"] * 3
-
-
-# -- subjects -----------------------------------------------------------------------------------------------------
-
-
-@in_rows(
-    ("pattern", "subject", "matches"),
-    [
-        ("a.b", "a.b", True),
-        ("a.b", "a.b.c", False),
-        ("a.*", "a.b", True),
-        ("a.*", "a", False),
-        ("a.*", "a.b.c", False),
-        ("*.b", "a.b", True),
-        ("a.>", "a.b.c", True),
-        ("a.>", "a", False),
-        (">", "a", True),
-        ("a.*.c", "a.b.c", True),
-        ("a.*.>", "a.b", False),
-    ],
-)
-def test_wildcards(pattern, subject, matches):
-    assert SubjectPattern(pattern).matches(subject) is matches
-
-
-@in_rows("bad", ["", ".", "a.", ".a", "a..b", "a b", "a.>.b"])
-def test_bad_patterns_are_refused(bad):
-    with pytest.raises(InvalidName):
-        SubjectPattern(bad)
-
-
-@in_rows("bad", ["", "a.*", ">", "a..b", "a.", "a b"])
-def test_bad_subjects_are_refused(bad):
-    with pytest.raises(InvalidName):
-        check_subject(bad)

@@ -15,7 +15,7 @@ from gangline.bus.port.bus import ConnectionEvent, Message
 
 from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
-from ..conftest import collect, happens
+from ..conftest import happens
 
 USED = (
     *("_status", "_err", "_server_info", "_max_payload", "_current_server", "options", "stats"),
@@ -206,10 +206,9 @@ async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(bus):
 
 
 @pytest.mark.server
-async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_to, nats_url):
+async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_to, nats_url, got):
     bus = await connect_to(nats_url)
     other = await connect_to(nats_url)
-    got = collect()
     await other.subscribe("direct.part", lambda message: got(message.data))
     await other.flush()  # the server knows of it
     bus.push()  # nothing there: nothing happens

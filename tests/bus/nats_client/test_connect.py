@@ -21,7 +21,7 @@ from gangline.schemas.errors.base import InvalidSettings, ServerUnreachable, Ser
 
 from ...support.bus.identities import make_credentials, make_key
 from ...waiting import PATIENCE_S, until
-from ..conftest import collect, happens
+from ..conftest import happens
 
 pytestmark = pytest.mark.server
 
@@ -299,8 +299,7 @@ async def test_more_copies_than_servers_is_an_error_that_says_so(connect_to, nat
         await bus.bucket(namespace, BucketSettings(replicas=3))
 
 
-async def test_events_come_once_each_and_in_order(bus, nats_server):
-    events = collect()
+async def test_events_come_once_each_and_in_order(bus, nats_server, events):
     bus.on_connection(events)
     for _ in range(3):
         await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)

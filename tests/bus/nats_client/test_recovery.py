@@ -50,9 +50,8 @@ async def test_a_vanished_bucket_is_made_again_by_the_next_write(bus, namespace,
     assert len(await bucket.entries("k.*")) == 5
 
 
-async def test_a_watch_survives_that_its_bucket_is_deleted(bus, namespace):
+async def test_a_watch_survives_that_its_bucket_is_deleted(bus, namespace, seen):
     bucket = await bus.bucket(namespace, BucketSettings())
-    seen = collect()
     await bucket.watch(">", seen)
     await bucket.put("a", b"1")
     await seen.count(1)

@@ -15,9 +15,8 @@ from ...waiting import PATIENCE_S
 from ..conftest import collect
 
 
-async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect, namespace):
+async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect, namespace, got):
     one, two = await connect("one"), await connect("two")
-    got = collect()
     await two.subscribe(f"{namespace}.a", got)
     await two.flush()
     one.publish(f"{namespace}.a", b"data", reply="to.me", headers={"K": "v w", "Other": "é"})
@@ -26,8 +25,7 @@ async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect
     assert dict(message.headers) == {"K": "v w", "Other": "é"}
 
 
-async def test_a_message_without_headers_has_none(bus, namespace):
-    got = collect()
+async def test_a_message_without_headers_has_none(bus, namespace, got):
     await bus.subscribe(f"{namespace}.a", got)
     bus.publish(f"{namespace}.a")
     (message,) = await got.count(1)
@@ -36,9 +34,8 @@ async def test_a_message_without_headers_has_none(bus, namespace):
     assert message.reply == ""
 
 
-async def test_messages_of_one_sender_arrive_in_order(connect, namespace):
+async def test_messages_of_one_sender_arrive_in_order(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.>", got)
     await two.flush()
     for number in range(2000):
@@ -49,7 +46,7 @@ async def test_messages_of_one_sender_arrive_in_order(connect, namespace):
 
 async def test_wildcards_match_whole_parts(connect, namespace):
     bus, last = await connect(), collect()
-    got = {pattern: collect() for pattern in ("a.*", "a.>", "a.b", "*.b", "a.*.c")}
+    got = {pattern: collect() for pattern in ("a.*", "a.>", "a.b", "*.b", "a.*.c", "a.*.>")}
     for pattern, handler in got.items():
         await bus.subscribe(f"{namespace}.{pattern}", handler)
     await bus.subscribe(f"{namespace}.end", last)
@@ -66,6 +63,7 @@ async def test_wildcards_match_whole_parts(connect, namespace):
         "a.b": {"a.b"},
         "*.b": {"a.b"},
         "a.*.c": {"a.b.c"},
+        "a.*.>": {"a.b.c"},
     }
 
 
@@ -126,9 +124,8 @@ async def test_a_member_of_a_queue_group_that_drains_handles_all_that_was_sent_t
     await subscription.unsubscribe()
 
 
-async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(connect, namespace):
+async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(connect, namespace, got):
     bus, sender = await connect(), await connect()
-    got = collect()
     subscription = await bus.subscribe(f"{namespace}.a", got)
     await bus.flush()
     await bus.close()
@@ -139,8 +136,7 @@ async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(conn
     assert got.items == []
 
 
-async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(bus, namespace, caplog):
-    got = collect()
+async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(bus, namespace, caplog, got):
 
     def handler(message):
         got(message)
@@ -156,8 +152,7 @@ async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(bus, nam
     assert f"{namespace}.a" in caplog.text
 
 
-async def test_a_handler_may_publish_and_unsubscribe(bus, namespace):
-    got = collect()
+async def test_a_handler_may_publish_and_unsubscribe(bus, namespace, got):
     subscriptions = []
 
     def once(message):
@@ -185,8 +180,8 @@ async def serve(bus: Bus, subject: str) -> None:
 async def test_a_request_is_answered(connect, namespace):
     one, two = await connect(), await connect()
     await serve(two, f"{namespace}.echo")
-    answer = await one.request(f"{namespace}.echo", b"hi", timeout_s=PATIENCE_S)
-    assert answer.data == b"re hi"
+    answer = await one.request(f"{namespace}.echo", b"hi", headers={"Secret": "1"}, timeout_s=PATIENCE_S)
+    assert (answer.data, answer.headers) == (b"re hi", None)
 
 
 async def test_many_requests_at_once_get_each_their_own_answer(connect, namespace):
@@ -207,9 +202,8 @@ async def test_nobody_listening_is_known_at_once(bus, namespace):
     assert not caught.value.may_have_started
 
 
-async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(connect, namespace):
+async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.mute", got)
     await two.flush()
     with pytest.raises(RequestTimeout) as caught:
@@ -218,9 +212,8 @@ async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(con
     await got.count(1)
 
 
-async def test_a_cancelled_request_is_forgotten_and_its_late_answer_dropped(connect, namespace):
+async def test_a_cancelled_request_is_forgotten_and_its_late_answer_dropped(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.slow", got)
     await two.flush()
     request = asyncio.ensure_future(one.request(f"{namespace}.slow", b"", timeout_s=60))
@@ -246,11 +239,10 @@ async def test_two_answers_to_one_request_do_no_harm(connect, namespace):
     assert answers == [b"first"] * 5
 
 
-async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_returned(connect, namespace):
+async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_returned(connect, namespace, got):
     one, two = await connect(), await connect()
     await two.subscribe(f"{namespace}.echo", lambda m: two.publish(m.reply, m.data[::-1], headers={"K": "v"}))
     await two.flush()
-    got = collect()
     for number in range(100):
         before = len(got.items)
         one.ask(f"{namespace}.echo", f"{number:02}".encode(), timeout_s=PATIENCE_S, then=got)
@@ -260,10 +252,9 @@ async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_
     assert dict(answers[0].headers) == {"K": "v"}
 
 
-async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(bus, namespace):
+async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(bus, namespace, got):
     asked = collect()
     await bus.subscribe(f"{namespace}.mute", asked)
-    got = collect()
     bus.ask(f"{namespace}.nobody", timeout_s=PATIENCE_S, then=got)
     (error,) = await got.count(1)
     assert isinstance(error, NoResponders)
@@ -276,8 +267,7 @@ async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_not
     assert len(got.items) == 2
 
 
-async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(bus, namespace):
-    got = collect()
+async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(bus, namespace, got):
     bus.ask(f"{namespace}.a", b"x" * (bus.max_payload + 1), timeout_s=PATIENCE_S, then=got)
     assert not got.items
     await got.count(1)
@@ -312,16 +302,14 @@ async def test_request_answers_do_not_come_to_subscriptions_one_level_below_the_
     assert len(own.items) == 1
 
 
-async def test_a_ping_brings_what_the_server_said_before(bus, namespace):
-    got = collect()
+async def test_a_ping_brings_what_the_server_said_before(bus, namespace, got):
     await bus.subscribe(f"{bus.inbox}.x", got)
     bus.publish(f"{namespace}.nobody", b"", reply=f"{bus.inbox}.x")
     await bus.ping()
     assert [message.headers["Status"] for message in got.items] == ["503"]
 
 
-async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(bus, namespace):
-    got = collect()
+async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(bus, namespace, got):
     await bus.subscribe(f"{bus.inbox}.*", got)
     bus.publish(f"{namespace}.nobody", b"frame", reply=f"{bus.inbox}.1")
     (message,) = await got.count(1)
@@ -339,8 +327,7 @@ async def test_inboxes_differ_and_cannot_be_guessed(connect):
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(bus, namespace):
-    got = collect()
+async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(bus, namespace, got):
     await bus.subscribe(f"{namespace}.big", got)
     bus.publish(f"{namespace}.big", b"x" * bus.max_payload)
     (message,) = await got.count(1)
@@ -360,7 +347,9 @@ async def test_headers_count_against_max_payload(bus, namespace):
     assert bus.connected
 
 
-@in_rows("subject", ["", "a b", "a..b", ".a", "a.", ".", "a.*", "a.>", "a\r\nPUB b 0", "a\tb", "a\n", "ä b", "a.ä."])
+@in_rows(
+    "subject", ["", "a b", "a..b", ".a", "a.", ".", "a.*", "a.>", ">", "\r\nPUB b 0", "a\tb", "a\n", "ä b", "a.ä."]
+)
 async def test_what_is_no_subject_cannot_be_published_to(bus, subject):
     for sibling in ("b", "a.b"):  # what was checked before does not make its siblings valid
         bus.publish(sibling, b"")
@@ -370,7 +359,7 @@ async def test_what_is_no_subject_cannot_be_published_to(bus, subject):
         await bus.request(subject, b"", timeout_s=1)
 
 
-@in_rows("subject", ["", "a b", "a..b", ".a", "a.", "a.>.b"])
+@in_rows("subject", ["", ".", "a b", "a..b", ".a", "a.", "a.>.b"])
 async def test_what_is_no_subject_cannot_be_subscribed(bus, subject):
     with pytest.raises(InvalidName):
         await bus.subscribe(subject, lambda message: None)
@@ -379,9 +368,8 @@ async def test_what_is_no_subject_cannot_be_subscribed(bus, subject):
 # -- the connection -----------------------------------------------------------------------------------------------
 
 
-async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(connect, namespace):
+async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(connect, namespace, got, events):
     one, two = await connect(), await connect()
-    got, events = collect(), collect()
     await two.subscribe(f"{namespace}.a", got)
     await two.flush()
     one.on_connection(events)
@@ -402,9 +390,8 @@ async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(
         await one.flush()
 
 
-async def test_closing_ends_requests_that_wait(connect, namespace):
+async def test_closing_ends_requests_that_wait(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.mute", got)
     await two.flush()
     request = asyncio.ensure_future(one.request(f"{namespace}.mute", b"", timeout_s=60))
@@ -425,8 +412,7 @@ async def test_a_listener_of_the_connection_can_be_removed(bus):
     assert removed.items == []
 
 
-async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(bus, caplog):
-    events = collect()
+async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(bus, caplog, events):
 
     def bad(event):
         raise ZeroDivisionError("planted")

@@ -83,7 +83,7 @@ async def test_counters_are_shown_as_the_protocol_wants_them(bus):
     assert stats["endpoints"][0]["average_processing_time"] == 0
 
 
-async def test_after_stop_nobody_answers_and_both_may_be_called_twice(bus):
+async def test_after_stop_nobody_answers_and_both_may_be_called_twice(bus, got):
     responder = MicroService(bus, lambda: DESCRIPTION, instance="mine")
     await responder.stop()
     await responder.start()
@@ -91,7 +91,6 @@ async def test_after_stop_nobody_answers_and_both_may_be_called_twice(bus):
     assert len(await ask(bus, "$SRV.PING.gangline-worker.mine", "mine")) == 1
     await responder.stop()
     await responder.stop()
-    got = collect()
     await bus.subscribe(f"{bus.inbox}.x", got)
     bus.publish("$SRV.PING.gangline-worker.mine", b"", reply=f"{bus.inbox}.x")
     (message,) = await got.count(1)

@@ -97,17 +97,15 @@ def board() -> Board:
 
 
 @pytest.fixture
-def with_gang(board: Board) -> Board:
+def waiting_gang(board: Board) -> None:
     """The gang `me` waits."""
     gang(board, "me", priority=3, state=GangState.QUEUED)
-    return board
 
 
 # -- gangs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(with_gang):
-    board = with_gang
+def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(board, waiting_gang):
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=1)
@@ -130,8 +128,7 @@ def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_ha
         (1, RestartPolicy.RESTART_MEMBER, False),
     ],
 )
-def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(with_gang, priority, restart, bounded):
-    board = with_gang
+def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(board, waiting_gang, priority, restart, bounded):
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=priority, restart=restart)
@@ -140,8 +137,7 @@ def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(with_gang, p
     assert (found.told["no_later_than_s"] is not None) is bounded
 
 
-def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(with_gang):
-    board = with_gang
+def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board, waiting_gang):
     worker(board, "w4", drain_by=NOW + 30)
     board.take()
     why = GangWhyReply(id="me", step="queued", place=0, lacks=("no worker of pool 'p'",))
@@ -152,8 +148,7 @@ def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(with_gang):
     ]
 
 
-def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(with_gang):
-    board = with_gang
+def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(board, waiting_gang):
     worker(board, "w4", drain_by=NOW + 30)
     asked = GangReply(id="new", state=GangState.QUEUED, step="queued", generation=0, size=1, ttl_s=15)
     board.answer_gangs([asked])
@@ -300,8 +295,7 @@ def test_a_job_whose_only_worker_drains_is_told_that(board):
     ]
 
 
-def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(with_gang):
-    board = with_gang
+def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(board, waiting_gang):
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other")
     queue = QueueStats(

@@ -88,11 +88,17 @@ def test_the_handshake_starts_our_read_loop_and_pings():
         assert started in source
 
 
-@pytest.mark.server
-async def test_all_publications_of_one_turn_leave_in_one_write(bus, monkeypatch):
-    writes = []
+@pytest.fixture
+def writes(bus, monkeypatch):
+    """What is written to the socket."""
+    written = []
     write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+    monkeypatch.setattr(bus._client._transport, "write", lambda data: (written.append(data), write(data)))
+    return written
+
+
+@pytest.mark.server
+async def test_all_publications_of_one_turn_leave_in_one_write(bus, writes):
     for number in range(10):
         bus.publish("direct.x", str(number).encode())
     assert writes == []
@@ -122,10 +128,8 @@ async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(bus, monkeypat
 
 
 @pytest.mark.server
-async def test_what_handlers_publish_leaves_before_the_next_turn(bus, monkeypatch):
-    writes, answered = [], asyncio.Event()
-    write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+async def test_what_handlers_publish_leaves_before_the_next_turn(bus, writes):
+    answered = asyncio.Event()
 
     def answer(message: Message) -> None:
         bus.publish("direct.answer", message.data)
@@ -139,10 +143,7 @@ async def test_what_handlers_publish_leaves_before_the_next_turn(bus, monkeypatc
 
 
 @pytest.mark.server
-async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(bus, monkeypatch):
-    writes = []
-    write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(bus, writes):
 
     def publish_more() -> None:
         bus.publish("direct.y", b"2")
@@ -175,10 +176,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_not_lost(bus):
 
 
 @pytest.mark.server
-async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(bus, monkeypatch):
-    writes = []
-    write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(bus, writes):
     bus.prompt(lambda: bus.publish("direct.z", b"1"))
     assert len(writes) == 1
     bus.publish("direct.z", b"2")

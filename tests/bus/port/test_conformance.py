@@ -382,12 +382,10 @@ async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(
     assert events.items == [ConnectionEvent.CLOSED]
     with pytest.raises(ClosedError):
         one.publish(f"{namespace}.a", b"")
-    with pytest.raises(ClosedError):
-        await one.request(f"{namespace}.a", b"", timeout_s=1)
-    with pytest.raises(ClosedError):
-        await one.subscribe(f"{namespace}.a", got)
-    with pytest.raises(ClosedError):
-        await one.flush()
+    subject = f"{namespace}.a"
+    for refused in (one.request(subject, b"", timeout_s=1), one.subscribe(subject, got), one.flush()):
+        with pytest.raises(ClosedError):
+            await refused
 
 
 async def test_closing_ends_requests_that_wait(connect, namespace, got):

@@ -25,7 +25,6 @@ from gangline.bus.port.bus import (
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.errors.base import Disconnected, InvalidName, ServerUnreachable
 
-from ...support.bus.proxy import Proxy
 from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens, impatient
 
@@ -178,31 +177,26 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
     assert events.items == []
 
 
-async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nats_url, namespace):
-    async with Proxy(nats_url) as proxy:
-        behind, direct = await connect_to(proxy.url), await connect_to(nats_url)
-        bucket, other = [await bus.bucket(namespace, BucketSettings()) for bus in (behind, direct)]
-        seen = collect()
-        for key in ("kept", "changed", "deleted", "expired"):
-            await other.put(key, b"1")
-        await bucket.watch(">", seen)
-        proxy.refusing = True
-        await happens(behind, ConnectionEvent.DISCONNECTED, proxy.cut)
-        gone = collect()
-        await other.watch("expired", gone)
-        await other.put("expired", b"1", ttl_s=1)
-        await other.put("changed", b"2")
-        await other.delete("deleted")
-        await other.put("new", b"1")
-        await gone.until(lambda entries: entries[-1].operation is GONE)
-        seen.take()
-        proxy.refusing = False
-        await seen.until(lambda entries: {entry.key for entry in entries} >= {"changed", "deleted", "new", "expired"})
-        last = {entry.key: (entry.operation, entry.value) for entry in seen.items}
-        assert last["deleted"][0] is last["expired"][0] is GONE
-        assert last["changed"][1] == b"2"
-        assert last["new"][1] == b"1"
-        await behind.close()
+async def test_7_a_watch_reports_what_changed_while_it_was_blind(proxy, bucket, other, seen):
+    for key in ("kept", "changed", "deleted", "expired"):
+        await other.put(key, b"1")
+    await bucket.watch(">", seen)
+    proxy.refusing = True
+    await happens(bucket.bus, ConnectionEvent.DISCONNECTED, proxy.cut)
+    gone = collect()
+    await other.watch("expired", gone)
+    await other.put("expired", b"1", ttl_s=1)
+    await other.put("changed", b"2")
+    await other.delete("deleted")
+    await other.put("new", b"1")
+    await gone.until(lambda entries: entries[-1].operation is GONE)
+    seen.take()
+    proxy.refusing = False
+    await seen.until(lambda entries: {entry.key for entry in entries} >= {"changed", "deleted", "new", "expired"})
+    last = {entry.key: (entry.operation, entry.value) for entry in seen.items}
+    assert last["deleted"][0] is last["expired"][0] is GONE
+    assert last["changed"][1] == b"2"
+    assert last["new"][1] == b"1"
 
 
 LIMITED = """
@@ -360,24 +354,6 @@ async def test_12_a_frozen_server_is_noticed_by_pings(connect_to, nats_server):
     assert not bus.connected
     await happens(bus, ConnectionEvent.RECONNECTED, nats_server.thaw)
     assert await answers(bus)
-
-
-@pytest.fixture
-async def proxy(nats_url):
-    async with Proxy(nats_url) as made:
-        yield made
-
-
-@pytest.fixture
-async def bucket(proxy, connect_to, namespace):
-    """Behind the proxy."""
-    return await (await connect_to(proxy.url)).bucket(namespace, BucketSettings())
-
-
-@pytest.fixture
-async def other(nats_url, connect_to, namespace):
-    """The same bucket for somebody else, not behind the proxy."""
-    return await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
 
 
 async def lose_write(proxy, bucket, value, revision=0):

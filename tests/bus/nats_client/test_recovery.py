@@ -11,7 +11,6 @@ from gangline.bus.port.bus import BucketSettings, ConnectionEvent, KvOperation, 
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import Disconnected, Unavailable
 
-from ...support.bus.proxy import Proxy
 from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens, impatient
 
@@ -96,58 +95,41 @@ async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_ma
 
 @pytest.mark.parametrize("revision", [None, 0])
 async def test_a_write_whose_acknowledgement_is_late_is_sent_again_and_stored_once(
-    connect_to, nats_url, namespace, revision
+    proxy, bucket, other, seen, revision
 ):
-    async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
-        passing = collect()
-        begin = await direct.put("begin", b"")
-        await direct.observe("a", passing)
-        bucket = await bus.bucket(namespace, BucketSettings())
-        proxy.hold_answers()
-        writing = asyncio.ensure_future(bucket.put("a", b"1", revision=revision))
-        await passing.count(2)  # sent again after a second of silence
-        proxy.let_answers_pass()
-        assert await writing == begin + 1
-        assert (await direct.get("a")).revision == begin + 1
-        assert await direct.put("b", b"1") == begin + 2  # nothing else was stored
-        await bus.close()
+    begin = await other.put("begin", b"")
+    await other.observe("a", seen)
+    proxy.hold_answers()
+    writing = asyncio.ensure_future(bucket.put("a", b"1", revision=revision))
+    await seen.count(2)  # sent again after a second of silence
+    proxy.let_answers_pass()
+    assert await writing == begin + 1
+    assert (await other.get("a")).revision == begin + 1
+    assert await other.put("b", b"1") == begin + 2  # nothing else was stored
 
 
-async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, nats_url, namespace):
+async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(proxy, bucket, other):
     writes = [KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(3)]
-    async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
-        bucket = await bus.bucket(namespace, BucketSettings())
-        begin = await direct.put("begin", b"")
-        proxy.hold_answers()
-        with impatient(bus), pytest.raises(StorageUnavailable) as caught:
-            await bucket.commit(writes)
-        assert caught.value.may_have_started
-        proxy.let_answers_pass()
-        assert await bucket.commit(writes) == begin + 3
-        assert await direct.put("after", b"1") == begin + 4
-        await bus.close()
+    begin = await other.put("begin", b"")
+    proxy.hold_answers()
+    with impatient(bucket.bus), pytest.raises(StorageUnavailable) as caught:
+        await bucket.commit(writes)
+    assert caught.value.may_have_started
+    proxy.let_answers_pass()
+    assert await bucket.commit(writes) == begin + 3
+    assert await other.put("after", b"1") == begin + 4
 
 
-async def test_a_cancelled_conditional_write_is_known_again(connect_to, nats_url, namespace):
-    async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        bucket = await bus.bucket(namespace, BucketSettings())
-        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
-        stored = collect()
-        await direct.watch("a", stored)
-        proxy.hold_answers()
-        writing = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
-        await stored.count(1)
-        writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        proxy.let_answers_pass()
-        assert await bucket.put("a", b"1", revision=0) == stored.items[0].revision
-        await bus.close()
+async def test_a_cancelled_conditional_write_is_known_again(proxy, bucket, other, seen):
+    await other.watch("a", seen)
+    proxy.hold_answers()
+    writing = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
+    await seen.count(1)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    proxy.let_answers_pass()
+    assert await bucket.put("a", b"1", revision=0) == seen.items[0].revision
 
 
 async def test_without_a_connection_every_operation_says_so_at_once(connect_to, nats_server, namespace):

@@ -18,20 +18,11 @@ class Link:
     """Notes what is sent; the test plays the server."""
 
     def __init__(self):
-        self.owner = None
-        self.asked = []
-        self.acks = []
-        self.batches = 0
-        self.refused = []
-        self.in_stream = []
-        self.delivered = 0
-        self.ordinal = 0
-        self.there = True
-        self.trouble = None
-        self.looks = 0
-        self.removed = 0
-        self.stopped = 0
-        self.connected = True
+        self.owner = self.trouble = None
+        self.asked, self.acks, self.refused, self.in_stream = [], [], [], []
+        self.batches = self.delivered = self.ordinal = 0
+        self.looks = self.removed = self.stopped = 0
+        self.there = self.connected = True
 
     def _check(self):
         if not self.connected:
@@ -78,10 +69,7 @@ class ScriptedConsumer:
     def __init__(self, hub):
         self.hub = hub
         self.bus = hub.connect("test")
-        self.got = []
-        self.lost = []
-        self.ended = []
-        self.confirmed = []
+        self.got, self.lost, self.ended, self.confirmed = [], [], [], []
         self.link = Link()
         self.consumer = PullConsumer(
             self.bus,

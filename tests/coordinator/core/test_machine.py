@@ -113,7 +113,10 @@ class Gangs(RuleBasedStateMachine):
     def crash(self, pick: int) -> None:
         worker = self.worker(pick)
         self.world.crash(worker)
-        self.world.send(f"{worker.id} expires", lambda: None if worker.alive else self.world.gone(worker))
+        self.world.send(
+            f"{worker.id} expires",
+            lambda: None if worker.alive else self.world.gone(worker),
+        )
 
     @rule(pick=PICK)
     def restart(self, pick: int) -> None:

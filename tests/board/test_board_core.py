@@ -40,6 +40,27 @@ def beat(board, running=0, reserved=0, total=4, name="w1", epoch=1, instance="i"
     board.see_entry(f"alive.p.{name}", raw(record))
 
 
+def serve(board, running=0, reserved=0, **fields):
+    """A worker of four slots that lives."""
+    register(board)
+    beat(board, running, reserved, **fields)
+
+
+def queue_stats(**fields):
+    stats = {"endpoint": "p", "dispatcher": "d1", "depth": 7, "seen": 7, "running": 4, "waiting": 0, "blocked": 0}
+    return [QueueStats.model_validate({**stats, "credit": 0, "leased": 4, **fields})]
+
+
+def gang_event(kind, gang="g1", generation=1, size=2, **fields):
+    event = GangEvent(kind=kind, gang=gang, generation=generation, size=size, at=NOW, **fields)
+    return f"gangline.event.gang.{gang}", raw(event), NOW
+
+
+@pytest.fixture
+def board():
+    return Board()
+
+
 def lease(board, token="secret", slots=1, name="w1", epoch=1, single_use=False, granted_at=NOW):
     id = public_id(token)
     record = LeaseRecord(
@@ -78,10 +99,8 @@ def cells(board, name="p.w1"):
 # -- slots ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_is_free_only_if_neither_the_ledger_nor_the_heartbeat_says_otherwise():
-    board = Board()
-    register(board)
-    beat(board)
+def test_a_slot_is_free_only_if_neither_the_ledger_nor_the_heartbeat_says_otherwise(board):
+    serve(board)
     id = lease(board, slots=3)
     assert cells(board) == (Cells("lease", 3, id), Cells("free", 1))
     beat(board, running=1, reserved=2)
@@ -90,16 +109,14 @@ def test_a_slot_is_free_only_if_neither_the_ledger_nor_the_heartbeat_says_otherw
     assert cells(board) == (Cells("lease", 3, id, 1), Cells("task", 1, "", 1))
 
 
-def test_rows_of_one_delta_are_in_the_order_of_their_keys():
-    board = Board()
+def test_rows_of_one_delta_are_in_the_order_of_their_keys(board):
     register(board, slots=50)
     ids = [lease(board, token=f"secret{number}") for number in range(50)]
     delta = board.take()
     assert delta is not None and list(delta.rows["leases"]) == sorted(ids)
 
 
-def test_slots_of_gangs_come_first_and_calls_without_a_lease_count_as_tasks():
-    board = Board()
+def test_slots_of_gangs_come_first_and_calls_without_a_lease_count_as_tasks(board):
     register(board, slots=8)
     beat(board, running=3, reserved=4, total=8)
     member(board, slots=2)
@@ -108,41 +125,34 @@ def test_slots_of_gangs_come_first_and_calls_without_a_lease_count_as_tasks():
     assert cells(board) == (Cells("gang", 2, "g1"), Cells("lease", 2, id), Cells("task", 3, "", 3), Cells("free", 1))
 
 
-def test_leases_of_an_earlier_epoch_take_no_slots():
-    board = Board()
+def test_leases_of_an_earlier_epoch_take_no_slots(board):
     register(board, epoch=2)
     beat(board, epoch=2)
     lease(board, slots=4, epoch=1)
     assert cells(board) == (Cells("free", 4),)
 
 
-def test_a_heartbeat_of_an_earlier_process_makes_a_worker_lost():
-    board = Board()
+def test_a_heartbeat_of_an_earlier_process_makes_a_worker_lost(board):
     register(board, instance="new", epoch=2)
     beat(board, running=4, instance="old", epoch=1)
     assert cells(board) == (Cells("lost", 4),)
     assert board.rows[Table.WORKERS]["p.w1"]["state"] == "lost"
 
 
-def test_a_worker_without_a_heartbeat_is_lost_and_its_leases_are_still_shown():
-    board = Board()
-    register(board)
-    beat(board)
+def test_a_worker_without_a_heartbeat_is_lost_and_its_leases_are_still_shown(board):
+    serve(board)
     id = lease(board)
     board.see_entry("alive.p.w1", None)
     assert cells(board) == (Cells("lease", 1, id), Cells("lost", 3))
     assert board.slots["p.w1"].free == 0
 
 
-def test_free_slots_of_a_draining_worker_are_closed():
-    board = Board()
-    register(board)
-    beat(board, running=1, draining=True)
+def test_free_slots_of_a_draining_worker_are_closed(board):
+    serve(board, running=1, draining=True)
     assert cells(board) == (Cells("task", 1, "", 1), Cells("closed", 3))
 
 
-def test_a_worker_that_was_made_smaller_shows_more_cells_than_it_has_slots():
-    board = Board()
+def test_a_worker_that_was_made_smaller_shows_more_cells_than_it_has_slots(board):
     register(board, slots=1)
     beat(board, total=1, running=2, reserved=1)
     id = lease(board, slots=3)
@@ -150,10 +160,8 @@ def test_a_worker_that_was_made_smaller_shows_more_cells_than_it_has_slots():
     assert board.slots["p.w1"].total == 1
 
 
-def test_slots_that_the_coordinator_keeps_for_a_gang_are_kept_only_if_the_worker_has_reserved_them():
-    board = Board()
-    register(board)
-    beat(board, reserved=2)
+def test_slots_that_the_coordinator_keeps_for_a_gang_are_kept_only_if_the_worker_has_reserved_them(board):
+    serve(board, reserved=2)
     gang(board)
     board.answer_why(GangWhyReply(id="g1", step="queued", kept={"p.w1": 3}), NOW)
     assert cells(board) == (Cells("kept", 2, "g1"), Cells("free", 2))
@@ -161,10 +169,8 @@ def test_slots_that_the_coordinator_keeps_for_a_gang_are_kept_only_if_the_worker
     assert cells(board) == (Cells("reserved", 2), Cells("free", 2))
 
 
-def test_the_statistics_of_a_worker_tell_what_runs_where_until_they_are_old():
-    board = Board()
-    register(board)
-    beat(board, running=1, reserved=2)
+def test_the_statistics_of_a_worker_tell_what_runs_where_until_they_are_old(board):
+    serve(board, running=1, reserved=2)
     first, second = lease(board, "a"), lease(board, "b", granted_at=NOW + 1)
     load = LoadReply(running=1, reserved=2, total=4, ongoing=3, free=1, draining=False)
     info = [
@@ -183,8 +189,7 @@ def test_the_statistics_of_a_worker_tell_what_runs_where_until_they_are_old():
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(0.5, "left"), (3.0, "lost")])
-def test_a_worker_that_is_gone_is_still_described_until_it_comes_back(silent_s, state):
-    board = Board()
+def test_a_worker_that_is_gone_is_still_described_until_it_comes_back(silent_s, state, board):
     board.tick(NOW)
     register(board, slots=7, node="n1")
     beat(board)
@@ -201,8 +206,7 @@ def test_a_worker_that_is_gone_is_still_described_until_it_comes_back(silent_s, 
     assert "p.w1" not in board.rows[Table.GONE] and "p.w1" in board.rows[Table.WORKERS]
 
 
-def test_workers_that_are_gone_are_bounded():
-    board = Board()
+def test_workers_that_are_gone_are_bounded(board):
     for number in range(MOST_GONE + 5):
         register(board, f"w{number}")
         board.see_entry(f"reg.p.w{number}", None)
@@ -210,8 +214,7 @@ def test_workers_that_are_gone_are_bounded():
     assert len(board.rows[Table.GONE]) == MOST_GONE and "p.w4" not in board.rows[Table.GONE]
 
 
-def test_a_pool_adds_up_its_workers_without_the_lost():
-    board = Board()
+def test_a_pool_adds_up_its_workers_without_the_lost(board):
     for name in ("w1", "w2", "w3"):
         register(board, name)
     beat(board, running=1, name="w1")
@@ -226,45 +229,36 @@ def test_a_pool_adds_up_its_workers_without_the_lost():
 # -- gangs, queues, routes --------------------------------------------------------------------------------------------
 
 
-def test_a_gang_is_shown_with_its_generations_after_its_record_is_gone():
-    board = Board()
+def test_a_gang_is_shown_with_its_generations_after_its_record_is_gone(board):
     gang(board, state=GangState.FORMED, seats=(Seat(rank=0, pool="p", worker="w1", token="~x", epoch=1),))
     for kind, generation in ((GangEventKind.FORMED, 1), (GangEventKind.TORN_DOWN, 1), (GangEventKind.ENDED, 2)):
-        event = GangEvent(kind=kind, gang="g1", generation=generation, size=2, reason="crashed", at=NOW)
-        board.see_event("gangline.event.gang.g1", raw(event), NOW)
+        board.see_event(*gang_event(kind, generation=generation, reason="crashed"))
     board.take()
     board.see_entry("gang.g1", None)
     board.take()
     row = board.rows[Table.GANGS]["g1"]
     assert row["state"] == "ended"
-    assert [(step["kind"], step["generation"]) for step in row["steps"]] == [
-        ("formed", 1),
-        ("torn_down", 1),
-        ("ended", 2),
-    ]
+    steps = [(step["kind"], step["generation"]) for step in row["steps"]]
+    assert steps == [("formed", 1), ("torn_down", 1), ("ended", 2)]
 
 
-def test_ended_gangs_and_lists_of_events_are_bounded():
-    board = Board()
+def test_ended_gangs_and_lists_of_events_are_bounded(board):
     for number in range(MOST_EVENTS + MOST_ENDED):
         id = f"g{number}"
         gang(board, id)
         board.take()
-        event = GangEvent(kind=GangEventKind.ENDED, gang=id, generation=1, size=2, at=NOW)
-        board.see_event(f"gangline.event.gang.{id}", raw(event), NOW)
+        board.see_event(*gang_event(GangEventKind.ENDED, id))
         board.see_entry(f"gang.{id}", None)
     # An event of a gang whose record never comes leaves nothing behind either.
     for number in range(MOST_ENDED * 3):
-        event = GangEvent(kind=GangEventKind.QUEUED, gang=f"s{number}", generation=1, size=2, at=NOW)
-        board.see_event(f"gangline.event.gang.s{number}", raw(event), NOW)
+        board.see_event(*gang_event(GangEventKind.QUEUED, f"s{number}"))
     board.take()
     assert len(board.rows[Table.EVENTS]) == MOST_EVENTS
     assert len(board.rows[Table.GANGS]) <= MOST_ENDED
     assert len(board._steps) <= MOST_ENDED
 
 
-def test_a_queued_gang_waits_for_holders_with_their_ends():
-    board = Board()
+def test_a_queued_gang_waits_for_holders_with_their_ends(board):
     gang(board)
     obstacle = GangObstacle(pool="p", worker="w1", holder="lease ~x", slots=2, owner="etl", ends_in_s=41.0)
     why = GangWhyReply(id="g1", step="queued", place=0, lacks=("2 slots",), obstacles=(obstacle,))
@@ -292,10 +286,8 @@ def test_a_queued_gang_waits_for_holders_with_their_ends():
 )
 def test_a_queue_says_why_its_tasks_wait(fields, route, reason):
     board = Board()
-    register(board)
-    beat(board, running=4)
-    stats = {"endpoint": "p", "dispatcher": "d1", "depth": 7, "seen": 7, "running": 4, "waiting": 0, "blocked": 0}
-    board.answer_queues([QueueStats.model_validate({**stats, "credit": 0, "leased": 4, **fields})])
+    serve(board, running=4)
+    board.answer_queues(queue_stats(**fields))
     if route is not None:
         board.see_route("p", route)
     board.take()
@@ -304,24 +296,19 @@ def test_a_queue_says_why_its_tasks_wait(fields, route, reason):
     assert reason in row["reasons"]
 
 
-def test_a_queue_that_only_lacked_slots_says_so_no_longer_when_there_are_some():
-    board = Board()
-    register(board)
-    beat(board, running=4)
-    stats = {"endpoint": "p", "dispatcher": "d1", "depth": 7, "seen": 7, "running": 4, "waiting": 0, "blocked": 0}
-    board.answer_queues([QueueStats.model_validate({**stats, "credit": 0, "leased": 4})])
+def test_a_queue_that_only_lacked_slots_says_so_no_longer_when_there_are_some(board):
+    serve(board, running=4)
+    board.answer_queues(queue_stats())
     board.take()
     beat(board, running=1)
     board.take()
     assert board.rows[Table.WAITS]["queue:p"]["reasons"] == []
 
 
-def test_queues_for_which_nobody_answers_any_more_are_shown_with_their_age():
-    board = Board()
+def test_queues_for_which_nobody_answers_any_more_are_shown_with_their_age(board):
     board.tick(NOW)
     board.miss("queues", "never answered, and nothing is shown")
-    stats = {"endpoint": "p", "dispatcher": "d1", "depth": 7, "seen": 7, "running": 4, "waiting": 0, "blocked": 0}
-    answer = [QueueStats.model_validate({**stats, "credit": 0, "leased": 4})]
+    answer = queue_stats()
     board.answer_queues(answer)
     board.miss("queues", "no storage")
     board.tick(NOW + 4)
@@ -338,8 +325,7 @@ def test_queues_for_which_nobody_answers_any_more_are_shown_with_their_age():
     assert board.rows[Table.SYSTEM] == {}
 
 
-def test_calls_that_wait_are_told_by_pool_until_their_router_is_silent():
-    board = Board()
+def test_calls_that_wait_are_told_by_pool_until_their_router_is_silent(board):
     queues = RouterQueues(router="r1", owner="web", node="n", waiting={"p": 3})
     board.see_event("gangline.event.router.r1", raw(queues), NOW)
     board.take()
@@ -350,8 +336,7 @@ def test_calls_that_wait_are_told_by_pool_until_their_router_is_silent():
     assert board.rows[Table.WAITS] == {} and board.rows[Table.POOLS] == {}
 
 
-def test_an_invalid_route_is_shown_with_what_is_wrong():
-    board = Board()
+def test_an_invalid_route_is_shown_with_what_is_wrong(board):
     board.see_route("resize", b'{"too": {"a": 1}}')
     board.take()
     assert "too" in board.rows[Table.ROUTES]["resize"]["error"]
@@ -360,8 +345,7 @@ def test_an_invalid_route_is_shown_with_what_is_wrong():
     assert board.rows[Table.ROUTES] == {}
 
 
-def test_the_system_has_leaders_and_dispatchers_and_forgets_the_silent():
-    board = Board()
+def test_the_system_has_leaders_and_dispatchers_and_forgets_the_silent(board):
     board.see_entry("leader", raw(LeaderRecord(term=3, instance="c1", since=NOW)))
     event = DispatcherEvent(dispatcher="d1", event="here", has=2, at=NOW)
     board.see_event("gangline.event.dispatcher.d1", raw(event), NOW)
@@ -374,8 +358,7 @@ def test_the_system_has_leaders_and_dispatchers_and_forgets_the_silent():
     assert set(board.rows[Table.SYSTEM]) == {"leader:"}
 
 
-def test_jobs_and_dead_letters_are_listed():
-    board = Board()
+def test_jobs_and_dead_letters_are_listed(board):
     for job in ("j1", "j2"):
         board.see_job(raw(JobEvent(job=job, state=JobState.RUNNING, attempt=1, worker="p.w1", at=NOW)))
         dead = TaskDeadEvent(job=job, endpoint="p", method="m", reason=DeadReason.FAILED, attempts=3, at=NOW)
@@ -389,17 +372,9 @@ def test_jobs_and_dead_letters_are_listed():
 def test_what_cannot_be_read_changes_nothing_else(value):
     board = Board()
     register(board, "w2")
-    for key in (
-        "reg.p.w1",
-        "alive.p.w1",
-        "lease.p.w1.x",
-        "member.p.w1.g",
-        "gang.g",
-        "gangset.s",
-        "leader",
-        "reg",
-        "x.y",
-    ):
+    for of_worker in ("reg.p.w1", "alive.p.w1", "lease.p.w1.x", "member.p.w1.g"):
+        board.see_entry(of_worker, value)
+    for key in ("gang.g", "gangset.s", "leader", "reg", "x.y"):
         board.see_entry(key, value)
     board.see_route("r", value)
     board.see_job(value)
@@ -410,8 +385,7 @@ def test_what_cannot_be_read_changes_nothing_else(value):
     assert list(board.rows[Table.WORKERS]) == ["p.w2"]
 
 
-def test_no_row_has_a_token_even_if_an_earlier_version_wrote_it_into_the_ledger():
-    board = Board()
+def test_no_row_has_a_token_even_if_an_earlier_version_wrote_it_into_the_ledger(board):
     register(board)
     lease(board, token="very-secret-token")
     member(board)
@@ -424,18 +398,15 @@ def test_no_row_has_a_token_even_if_an_earlier_version_wrote_it_into_the_ledger(
 # -- deltas -----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_new_is_no_delta_and_no_revision():
-    board = Board()
-    register(board)
-    beat(board)
+def test_nothing_new_is_no_delta_and_no_revision(board):
+    serve(board)
     assert board.take() is not None
     beat(board)
     assert board.take() is None
     assert board.revision == 1
 
 
-def test_a_client_that_was_away_too_long_gets_a_snapshot():
-    board = Board()
+def test_a_client_that_was_away_too_long_gets_a_snapshot(board):
     register(board)
     for running in range(MOST_DELTAS + 2):
         beat(board, running=running % 4)
@@ -478,8 +449,7 @@ def play(board, step):
         case ("why", id, name, slots):
             board.answer_why(GangWhyReply(id=id, step="queued", kept={f"p.{name}": slots}), NOW)
         case ("event", id, kind):
-            event = GangEvent(kind=kind, gang=id, generation=1, size=1, at=NOW)
-            board.see_event(f"gangline.event.gang.{id}", raw(event), NOW)
+            board.see_event(*gang_event(kind, id, size=1))
         case ("gone", "lease"):
             board.see_entry(f"lease.p.w1.{public_id('a')[1:]}", None)
         case ("gone", key):

@@ -112,11 +112,7 @@ async def test_a_gang_that_is_queued_again_has_waited_since_then_and_not_since_i
 
 async def test_gangs_are_shown_with_their_age_while_no_coordinator_answers():
     running, clock = cluster(POOL, workers=2), asyncio.get_running_loop().time
-    async with (
-        running as client,
-        following(BoardFeed(client, clock=clock)) as feed,
-        client.lease("train", slots=2),
-    ):
+    async with running as client, following(BoardFeed(client, clock=clock)) as feed, client.lease("train", slots=2):
         bus, waits, system = running.hub.connect("c"), feed.board.rows[Table.WAITS], feed.board.rows[Table.SYSTEM]
         async with Coordinator(bus=bus):
             await asyncio.sleep(3)  # it leads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import exp, inf
 from statistics import fmean, median, quantiles
@@ -119,12 +120,7 @@ def test_a_holder_that_ends_earlier_never_makes_it_later(missing, holders, data)
     place = data.draw(st.sampled_from(bounded))
     ends = holders[place].ends_in_s
     assert ends is not None
-    sooner = SlotHolder(
-        worker=holders[place].worker,
-        name=holders[place].name,
-        slots=holders[place].slots,
-        ends_in_s=data.draw(st.floats(0, ends)),
-    )
+    sooner = replace(holders[place], ends_in_s=data.draw(st.floats(0, ends)))
     after = forecast(missing, [*holders[:place], sooner, *holders[place + 1 :]], NOTHING).bound_s
     assert after is not None and after <= before
 
@@ -326,10 +322,7 @@ def test_only_so_many_tasks_run_at_once_as_the_route_allows():
     durations = Durations({"task t": [10.0, 10.0, 10.0]})
     line = WaitingLine(leased=1, free=5, running=[running(at_most_s=10.0)], ahead=[ahead(2, at_most_s=10.0)])
     assert forecast_job(line, durations).bound_s == 0.0
-    limited = WaitingLine(
-        leased=1, free=5, running=[running(at_most_s=10.0)], ahead=[ahead(2, at_most_s=10.0)], most_running=1
-    )
-    assert forecast_job(limited, durations).bound_s == 30.0
+    assert forecast_job(replace(line, most_running=1), durations).bound_s == 30.0
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -479,11 +472,8 @@ def test_an_estimate_for_a_job_is_nearly_as_good_as_one_that_knows_the_distribut
     errors, known = Errors(), Errors()
     for _ in range(KNOWN):
         queue = SimulatedQueue(chance, 0.10, drains=False)
-        found, real_s, task_s = (
-            forecast_job(queue.line, Durations(queue.seen)),
-            queue.starts_in_s(),
-            fmean(queue.kinds.values()),
-        )
+        found = forecast_job(queue.line, Durations(queue.seen))
+        real_s, task_s = queue.starts_in_s(), fmean(queue.kinds.values())
         assert found.estimate_s is not None
         errors.add(found.estimate_s, real_s, task_s)
         line, starts = queue.line, list[float]()

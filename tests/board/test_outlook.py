@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from statistics import fmean, quantiles
+from typing import Any
 
 import pytest
 
@@ -97,17 +98,15 @@ def board() -> Board:
 
 
 @pytest.fixture
-def with_gang(board: Board) -> Board:
+def waiting_gang(board: Board) -> None:
     """The gang `me` waits."""
     gang(board, "me", priority=3, state=GangState.QUEUED)
-    return board
 
 
 # -- gangs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(with_gang):
-    board = with_gang
+def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(board, waiting_gang):
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=1)
@@ -130,8 +129,7 @@ def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_ha
         (1, RestartPolicy.RESTART_MEMBER, False),
     ],
 )
-def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(with_gang, priority, restart, bounded):
-    board = with_gang
+def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(board, waiting_gang, priority, restart, bounded):
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
     gang(board, "other", "w2", "w4", priority=priority, restart=restart)
@@ -140,8 +138,7 @@ def test_a_drained_gang_that_may_take_its_slots_back_bounds_nothing(with_gang, p
     assert (found.told["no_later_than_s"] is not None) is bounded
 
 
-def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(with_gang):
-    board = with_gang
+def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board, waiting_gang):
     worker(board, "w4", drain_by=NOW + 30)
     board.take()
     why = GangWhyReply(id="me", step="queued", place=0, lacks=("no worker of pool 'p'",))
@@ -152,8 +149,7 @@ def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(with_gang):
     ]
 
 
-def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(with_gang):
-    board = with_gang
+def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(board, waiting_gang):
     worker(board, "w4", drain_by=NOW + 30)
     asked = GangReply(id="new", state=GangState.QUEUED, step="queued", generation=0, size=1, ttl_s=15)
     board.answer_gangs([asked])
@@ -212,6 +208,15 @@ def test_in_simulated_drains_no_bound_is_broken():
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
+def line_of_go(**facts: Any) -> JobLine:
+    return JobLine(pool="p", method="go", **facts)
+
+
+def runs(seq: int, name: str, at_most_s: float | None, *, once: bool = False) -> LineRunning:
+    """Since five seconds."""
+    return LineRunning(seq=seq, method="go", worker=f"p.{name}", started_at=NOW - 5, at_most_s=at_most_s, once=once)
+
+
 def job(*obstacles: JobObstacle, line: JobLine | None) -> JobWhyReply:
     info = JobInfo(job="p.j1", endpoint="p", method="go", state=JobState.QUEUED)
     slots = JobObstacle(kind="slots", text="No lease in pool 'p' has 1 slot free for it: its workers are busy.")
@@ -223,14 +228,9 @@ def test_a_job_behind_slots_is_told_who_ends_when_what_is_before_it_and_which_wo
     worker(board, "w2", slots=1, used=1, drain_by=NOW + 20)
     own, away = lease(board, "w1", "own", slots=1), lease(board, "w1", "other", slots=1)
     board.take()
-    line = JobLine(
-        pool="p",
-        method="go",
+    line = line_of_go(
         ahead=(LineTask(method="go", count=2, at_most_s=10.0),),
-        running=(
-            LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=7.0),
-            LineRunning(seq=2, method="go", worker="p.w2", started_at=NOW - 5, at_most_s=7.0),
-        ),
+        running=(runs(1, "w1", 7.0), runs(2, "w2", 7.0)),
         leases=(LineLease(lease=own, worker="p.w1", slots=1), LineLease(lease="~d", worker="p.w2", slots=1)),
     )
     found = job_outlook(board, job(line=line), NOTHING, NOW)
@@ -250,14 +250,9 @@ def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, 
     worker(board, "w1", slots=2, used=2)
     own = lease(board, "w1", "own", slots=2)
     board.take()
-    line = JobLine(
-        pool="p",
-        method="go",
+    line = line_of_go(
         ahead=(LineTask(method="go", at_most_s=13.0, once=once),),
-        running=(
-            LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=7.0, once=once),
-            LineRunning(seq=2, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=8.0, once=once),
-        ),
+        running=(runs(1, "w1", 7.0, once=once), runs(2, "w1", 8.0, once=once)),
         leases=(LineLease(lease=own, worker="p.w1", slots=2),),
     )
     assert job_outlook(board, job(line=line), NOTHING, NOW).told["no_later_than_s"] == bound_s
@@ -268,9 +263,7 @@ def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_sh
     worker(board, "w1", slots=2, used=0)
     board.take()
     own = lease(board, "w1", "own", slots=2) if read else "~unseen"
-    line = JobLine(
-        pool="p",
-        method="go",
+    line = line_of_go(
         running=(LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW, at_most_s=7.0),) * 2,
         leases=(LineLease(lease=own, worker="p.w1", slots=2),),
     )
@@ -283,7 +276,7 @@ def test_a_job_waits_for_leases_of_others_and_for_nobody_who_leaves(board):
     id = lease(board, "w1", "other", ends_in_s=40.0)
     lease(board, "w2", "leaving", ends_in_s=5.0)
     board.take()
-    found = job_outlook(board, job(line=JobLine(pool="p", method="go")), NOTHING, NOW)
+    found = job_outlook(board, job(line=line_of_go()), NOTHING, NOW)
     assert found.told["no_later_than_s"] == 40.0 + LEASE_SLACK_S
     assert f"p.w1: lease {id} (etl) ends in " in texts(found)
 
@@ -292,7 +285,7 @@ def test_a_job_whose_only_worker_drains_is_told_that(board):
     worker(board, "w1", slots=1, used=1, drain_by=NOW + 20)
     board.take()
     nobody = JobObstacle(kind="no_workers", text="Pool 'p' has no worker.")
-    found = job_outlook(board, job(nobody, line=JobLine(pool="p", method="go")), NOTHING, NOW)
+    found = job_outlook(board, job(nobody, line=line_of_go()), NOTHING, NOW)
     assert found.told["no_later_than_s"] is None and found.told["unknown"] == ["Pool 'p' has no worker"]
     assert texts(found)[1:] == [
         "p.w1 drains: its slot does not come back, and it is gone in ",
@@ -300,8 +293,7 @@ def test_a_job_whose_only_worker_drains_is_told_that(board):
     ]
 
 
-def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(with_gang):
-    board = with_gang
+def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(board, waiting_gang):
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other")
     queue = QueueStats(
@@ -311,7 +303,7 @@ def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(with_gan
     board.answer_queues([queue])
     board.answer_why(waits(w1=1), NOW)
     board.take()
-    found = job_outlook(board, job(line=JobLine(pool="p", method="go")), NOTHING, NOW)
+    found = job_outlook(board, job(line=line_of_go()), NOTHING, NOW)
     assert found.told["no_later_than_s"] is None and found.told["about_s"] is None
     assert found.told["not_before_about_s"] == 40.0 + LEASE_SLACK_S and found.told["others"] == ["gang me", "queue p2"]
     assert "gang me, queue p2 wait for the same slots" in " ".join(texts(found))
@@ -320,7 +312,7 @@ def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(with_gan
 def test_a_paused_queue_is_not_estimated_and_a_backoff_is_a_moment(board):
     board.take()
     paused = JobObstacle(kind="paused", text="The route says that the queue is paused.")
-    found = job_outlook(board, job(paused, line=JobLine(pool="p", method="go")), NOTHING, NOW)
+    found = job_outlook(board, job(paused, line=line_of_go()), NOTHING, NOW)
     assert found.told["unknown"] and "no_later_than_s" not in found.told
     later = JobObstacle(kind="backoff", text="Attempt 1 failed; it waits for the next.", until=NOW + 9)
     info = JobInfo(job="p.j1", endpoint="p", method="go", state=JobState.WAITING)
@@ -335,13 +327,13 @@ def behind_key(turn: JobTurn, *jobs: str) -> JobWhyReply:
 
 
 def one_runs(*, at_most_s: float | None = 30.0, once: bool = False) -> tuple[LineRunning, ...]:
-    return (LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=at_most_s, once=once),)
+    return (runs(1, "w1", at_most_s, once=once),)
 
 
 def test_a_job_behind_a_key_is_told_when_its_turn_comes(board):
     worker(board, "w1", slots=2, used=1)
     board.take()
-    turn = JobTurn(kind="key", running=one_runs(), line=JobLine(pool="p", method="go", running=one_runs()))
+    turn = JobTurn(kind="key", running=one_runs(), line=line_of_go(running=one_runs()))
     found = job_outlook(board, behind_key(turn, "p.j0"), Durations({"task p.go": [10.0, 12.0, 14.0]}), NOW)
     assert found.told["turn"] == {"kind": "key", "ahead": 0, "no_later_than_s": 30.0, "about_s": 7.0}
     assert (found.told["about_s"], found.told["no_later_than_s"], found.told["unknown"]) == (7.0, None, [])
@@ -359,7 +351,7 @@ def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot
     worker(board, "w1", slots=1, used=1)
     lease(board, "w1", "other", ends_in_s=40.0)
     board.take()
-    turn = JobTurn(kind="key", running=one_runs(), line=JobLine(pool="p", method="go"))
+    turn = JobTurn(kind="key", running=one_runs(), line=line_of_go())
     found = job_outlook(board, behind_key(turn), NOTHING, NOW)
     assert found.told["about_s"] == 40.0 + LEASE_SLACK_S
     assert [step["in_s"] for step in found.told["because"]] == [30.0, 40.0 + LEASE_SLACK_S]  # type: ignore[attr-defined,union-attr]
@@ -381,7 +373,7 @@ def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_i
 ):
     worker(board, "w1", slots=2, used=1)
     board.take()
-    facts = {"kind": "key", "running": one_runs(), "line": JobLine(pool="p", method="go"), **turn}
+    facts = {"kind": "key", "running": one_runs(), "line": line_of_go(), **turn}
     found = job_outlook(board, behind_key(JobTurn(**facts)), NOTHING, NOW).told
     assert (found["turn"]["no_later_than_s"] is not None) is bounded  # type: ignore[index]
     assert (found["about_s"] is not None, found["not_before_about_s"] is not None) == (certain, not certain)
@@ -390,7 +382,7 @@ def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_i
 def test_a_turn_behind_tasks_that_nothing_is_known_of_is_unknown(board):
     worker(board, "w1", slots=2, used=1)
     board.take()
-    turn = JobTurn(kind="key", running=one_runs(at_most_s=None), line=JobLine(pool="p", method="go"))
+    turn = JobTurn(kind="key", running=one_runs(at_most_s=None), line=line_of_go())
     found = job_outlook(board, behind_key(turn), NOTHING, NOW)
     assert found.told["unknown"] == ["p.go"] and found.told["about_s"] is None
 

@@ -95,8 +95,7 @@ async def test_the_times_of_a_generation_that_has_ended_are_in_its_last_event_an
         events: list[GangEvent] = []
         bus = client.router.bus
         await bus.subscribe(
-            client.router.names.gang_events,
-            lambda message: events.append(GangEvent.model_validate_json(message.data)),
+            client.router.names.gang_events, lambda message: events.append(GangEvent.model_validate_json(message.data))
         )
         async with client.gang(pool="train", size=3, slots=3) as gang:
             await gang.run("step", [1.0, 1.0, 4.0])

@@ -59,6 +59,26 @@ def collect() -> Collected[Any]:
     return Collected()
 
 
+@pytest.fixture
+def got() -> Collected[Any]:
+    return Collected()
+
+
+@pytest.fixture
+def seen() -> Collected[Any]:
+    return Collected()
+
+
+@pytest.fixture
+def lost() -> Collected[Any]:
+    return Collected()
+
+
+@pytest.fixture
+def events() -> Collected[Any]:
+    return Collected()
+
+
 async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]) -> None:
     """Do something, and wait until the connection reports `event`."""
     seen: Collected[ConnectionEvent] = Collected()
@@ -81,10 +101,7 @@ def impatient(bus: NatsBus) -> Iterator[None]:
 @pytest.fixture
 def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers learn by signals alone: silence and the end of a request, after which they look, come too late."""
-    for name in (
-        "streams.pull_consumer.SILENCE_S",
-        "jetstream.pull_transport.EXPIRES_S",
-    ):
+    for name in ("streams.pull_consumer.SILENCE_S", "jetstream.pull_transport.EXPIRES_S"):
         monkeypatch.setattr(f"gangline.bus.{name}", 3600.0)
 
 
@@ -127,6 +144,11 @@ def connect(request: pytest.FixtureRequest, opened: AsyncExitStack) -> Connect:
     return open_one
 
 
+@pytest.fixture
+async def bus(connect: Connect) -> Bus:
+    return await connect()
+
+
 def stream_settings(namespace: str, **others: Any) -> StreamSettings:
     """A work queue in memory, with room for schedules."""
     return StreamSettings(
@@ -143,6 +165,11 @@ def open_stream(connect: Connect, namespace: str) -> Callable[..., Awaitable[Str
         return await (await connect()).stream(namespace, stream_settings(namespace, **others))
 
     return open_one
+
+
+@pytest.fixture
+async def stream(open_stream: Callable[..., Awaitable[Stream]]) -> Stream:
+    return await open_stream()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from gangline.bus import nats_bus as jetstream
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, Message
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec, frames
@@ -205,6 +204,19 @@ class Subject:
         stats = await self.request("stats")
         return dict(stats["load"])
 
+    async def running(self) -> bool:
+        return bool((await self.load())["running"])
+
+    async def idle(self) -> bool:
+        return (await self.load())["ongoing"] == 0
+
+    async def draining(self) -> bool:
+        return (await self.registration()).state == "draining"
+
+    async def none_seen(self) -> bool:
+        """The ledger shows no lease."""
+        return not await self.lease_keys()
+
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
@@ -246,4 +258,6 @@ async def subject(bus: Bus, namespace: str, launch: Launch) -> AsyncIterator[Sub
         process.wait()
 
 
-__all__ = ["GanglineError", "Refusal", "Router", "Subject", "reserve", "task"]
+@pytest.fixture
+async def router(subject: Subject) -> Router:
+    return await subject.router()

@@ -148,14 +148,6 @@ async def test_items_of_a_job_can_be_read_late(subject: Subject, dispatcher, nat
 async def test_a_job_is_cancelled_where_it_runs(subject: Subject, dispatcher, nats_url, namespace):
     async with gangline.connect(nats_url, namespace=namespace) as client:
         job = await client.submit("shop.pause", seconds=60.0)
-
-        async def running() -> bool:
-            return bool((await subject.load())["running"])
-
-        await until(running)
+        await until(subject.running)
         assert await job.cancel()
-
-        async def idle() -> bool:
-            return not (await subject.load())["running"]
-
-        await until(idle)
+        await until(subject.idle)

@@ -8,7 +8,7 @@ from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
 
 from ..waiting import until
-from .conftest import Refusal, Subject, reserve, task
+from .conftest import Refusal, Router, Subject, reserve, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -23,7 +23,7 @@ async def test_a_lease_is_granted_seen_in_the_ledger_used_and_released(subject: 
     assert (await subject.request("renew", {"token": token, "ttl_s": 60}))["ttl_s"] == pytest.approx(60, abs=1)
     assert (await subject.request("release", {"token": token}))["released"] is True
     assert (await subject.request("release", {"token": token}))["released"] is False
-    await until(lambda: _none_seen(subject))
+    await until(subject.none_seen)
     assert (await subject.load())["ongoing"] == 0
 
 
@@ -46,8 +46,7 @@ async def test_what_is_reserved_is_kept_from_everybody_else(subject: Subject):
     assert (await subject.request("reserve", {}))["accepted"] is False
 
 
-async def test_the_same_reserve_again_gets_the_same_lease(subject: Subject):
-    router = await subject.router()
+async def test_the_same_reserve_again_gets_the_same_lease(subject: Subject, router: Router):
     first = await router.ask(reserve(1))
     assert await router.ask(reserve(1)) == first
     by_hand = await subject.request("reserve", {"rid": "r1"})
@@ -55,8 +54,7 @@ async def test_the_same_reserve_again_gets_the_same_lease(subject: Subject):
     assert (await subject.load())["reserved"] == 2
 
 
-async def test_a_release_that_overtakes_its_reserve_refuses_it(subject: Subject):
-    router = await subject.router()
+async def test_a_release_that_overtakes_its_reserve_refuses_it(subject: Subject, router: Router):
     router.send((RequestOp.RELEASE, 1, None))
     assert (await router.ask(reserve(1)))[2] == "expired"
     await subject.request("release", {"rid": "r1"})
@@ -64,40 +62,36 @@ async def test_a_release_that_overtakes_its_reserve_refuses_it(subject: Subject)
     assert (await subject.load())["reserved"] == 0
 
 
-async def test_a_single_use_token_admits_one_task(subject: Subject):
-    router = await subject.router()
+async def test_a_single_use_token_admits_one_task(subject: Subject, router: Router):
     token = (await router.ask(reserve(1, flags=ReserveFlag.SINGLE_USE)))[2]
     assert (await router.ask(task(2, "count", "a", token=token)))[2] == 1
     again = await router.ask(task(3, "count", "a", token=token))
     assert again[0] == AnswerOp.ERROR and again[2] == "unknown_token"
-    await until(lambda: _none_seen(subject))
+    await until(subject.none_seen)
 
 
-async def test_a_lease_admits_as_many_tasks_at_once_as_it_has_slots(subject: Subject):
-    router = await subject.router()
+async def test_a_lease_admits_as_many_tasks_at_once_as_it_has_slots(router: Router):
     token = (await router.ask(reserve(1)))[2]
     router.send(task(2, "pause", 60.0, token=token))
     assert (await router.ask(task(3, "count", "a", token=token)))[2] == "lease_busy"
 
 
-async def test_a_grant_that_nobody_claims_frees_itself(subject: Subject):
-    router = await subject.router()
+async def test_a_grant_that_nobody_claims_frees_itself(subject: Subject, router: Router):
     token = (await router.ask(reserve(1, claim_ms=300)))[2]
-    await until(lambda: _idle(subject))
+    await until(subject.idle)
     assert (await router.ask(task(2, "count", "a", token=token)))[2] == "lease_expired"
 
 
 async def test_a_lease_that_is_not_renewed_ends_and_its_slots_come_back(subject: Subject):
     granted = await subject.request("reserve", {"ttl_s": 300})
     await subject.request("renew", {"token": granted["token"], "ttl_s": 1})
-    await until(lambda: _idle(subject), pause_s=0.1)
+    await until(subject.idle, pause_s=0.1)
     with pytest.raises(Refusal) as caught:
         await subject.request("renew", {"token": granted["token"]})
     assert (caught.value.code, caught.value.status) == ("lease_expired", 410)
 
 
-async def test_renewing_keeps_a_lease(subject: Subject):
-    router = await subject.router()
+async def test_renewing_keeps_a_lease(subject: Subject, router: Router):
     token = (await router.ask(reserve(1, ttl_ms=60_000, claim_ms=400)))[2]
     assert (await router.ask((RequestOp.RENEW, 2, token, 60_000)))[0] == AnswerOp.RENEWED
     assert (await subject.request("stats"))["leases"][0]["expires_in_s"] > 50
@@ -138,11 +132,3 @@ async def test_an_unknown_method_on_a_lease_gets_an_error(subject: Subject):
 
 async def _seen(subject: Subject, token: str) -> bool:
     return subject.names.lease_key(subject.id, token) in await subject.lease_keys()
-
-
-async def _none_seen(subject: Subject) -> bool:
-    return not await subject.lease_keys()
-
-
-async def _idle(subject: Subject) -> bool:
-    return (await subject.load())["ongoing"] == 0

@@ -12,7 +12,7 @@ from gangline.bus.port.bus import Message
 from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
 from ..waiting import PATIENCE_S, until, until_nobody_responds
-from .conftest import Launch, Refusal, Subject, task
+from .conftest import Launch, Refusal, Router, Subject, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -27,8 +27,7 @@ async def test_it_registers_what_it_serves(subject: Subject):
     assert registration.epoch > 1_700_000_000_000 and registration.instance
 
 
-async def test_its_heartbeat_goes_on_and_tells_the_load(subject: Subject):
-    router = await subject.router()
+async def test_its_heartbeat_goes_on_and_tells_the_load(subject: Subject, router: Router):
     router.send(task(1, "pause", 600.0))
 
     async def busy() -> bool:
@@ -57,12 +56,11 @@ async def test_a_second_process_with_its_id_is_refused(subject: Subject, launch:
     assert (await subject.request("stats"))["worker"] == "w1"
 
 
-async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Subject):
-    router = await subject.router()
+async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Subject, router: Router):
     router.send(task(1, "upto", 2, flags=TaskFlag.STREAM, window=1))  # it ends when it was given credit
     await router.answer(1, AnswerOp.ITEM)
     subject.process.send_signal(signal.SIGTERM)
-    await until(lambda: _draining(subject))
+    await until(subject.draining)
     assert (await router.ask(task(2, "count", "a b")))[2] == "draining"
     router.send((RequestOp.CREDIT, 1, 1))
     assert (await router.answer(1, AnswerOp.ITEM))[3] == 1
@@ -72,10 +70,9 @@ async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Su
     assert await subject.ledger.get(subject.names.alive_key(subject.id)) is None
 
 
-async def test_an_operator_drains_it_and_a_task_over_the_grace_is_cancelled(subject: Subject):
-    router = await subject.router()
+async def test_an_operator_drains_it_and_a_task_over_the_grace_is_cancelled(subject: Subject, router: Router):
     router.send(task(1, "pause", 60.0))
-    await until(lambda: _running(subject))
+    await until(subject.running)
     assert (await subject.request("drain", {"grace_s": 0.2}))["draining"] is True
     assert (await router.answer(1))[2] == "task_cancelled"
     assert await subject.exit_code() == 0
@@ -110,11 +107,3 @@ async def test_it_can_be_resized_live(subject: Subject):
     with pytest.raises(Refusal) as caught:
         await subject.request("resize", {"slots": -1})
     assert caught.value.code == "invalid_request"
-
-
-async def _running(subject: Subject) -> bool:
-    return bool((await subject.load())["running"])
-
-
-async def _draining(subject: Subject) -> bool:
-    return (await subject.registration()).state == "draining"

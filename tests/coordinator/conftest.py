@@ -13,6 +13,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KvEntry
 from gangline.coordinator.election.election_core import ElectionSettings
+from gangline.coordinator.service import Coordinator
 from gangline.schemas.names import Names
 
 from ..support.coordinator.real_workers import RealWorkersSystem
@@ -64,6 +65,13 @@ async def system(request: pytest.FixtureRequest, hub: MemoryServer) -> AsyncIter
     hub.tap(on_change=changed)
     await made.open()
     yield made
+
+
+@pytest.fixture
+async def leader(system: CoordinatorSystem) -> Coordinator:
+    """Leads the system, in which the worker w1 has four slots."""
+    await system.worker()
+    return await system.lead()
 
 
 @pytest.fixture

@@ -26,16 +26,8 @@ from gangline.schemas.names import public_id
 from gangline.schemas.records.workers import Heartbeat, LeaseRecord
 from gangline.schemas.wire.codec import Format
 
-from ..support.coordinator.rig import CoordinatorSystem
 from ..support.rows import in_rows
 from ..waiting import until
-
-
-async def leading(system: CoordinatorSystem, **settings) -> Coordinator:
-    coordinator = await system.coordinator(**settings)
-    await coordinator.wait_leading()
-    return coordinator
-
 
 # -- the way of a gang ------------------------------------------------------------------------------------------------
 
@@ -43,7 +35,7 @@ async def leading(system: CoordinatorSystem, **settings) -> Coordinator:
 async def test_a_gang_is_granted_told_of_and_released(system):
     for name in ("w1", "w2"):
         await system.worker(name, slots=2, node=name, address=f"10.0.0.{name[1]}:99")
-    await leading(system)
+    await system.lead()
     gang = await system.owner.acquire(pool="train", size=3, strategy="spread")
     assert (gang["state"], gang["generation"], gang["size"]) == ("formed", 1, 3)
     assert [seat["rank"] for seat in gang["seats"]] == [0, 1, 2]
@@ -81,14 +73,12 @@ async def test_a_gang_is_granted_told_of_and_released(system):
 )
 async def test_members_meet_at_the_host_of_rank_0_however_its_address_is_written(system, address, host):
     await system.worker(node="node-1", address=address)
-    await leading(system)
+    await system.lead()
     gang = await system.owner.acquire(pool="train", size=1)
     assert gang["rendezvous"] == {"host": host, "port": 4711}
 
 
-async def test_workers_are_told_before_the_owner_hears(system, hub):
-    await system.worker()
-    await leading(system)
+async def test_workers_are_told_before_the_owner_hears(system, hub, leader):
     passed = []
     hub.tap(on_message=lambda name, message: passed.append((name, message.subject)))
     await system.owner.acquire(pool="train", size=1)
@@ -97,18 +87,14 @@ async def test_workers_are_told_before_the_owner_hears(system, hub):
     assert sent.index("gangline.worker.train.w1.form") < answered
 
 
-async def test_answers_come_in_the_format_of_the_request(system):
-    await system.worker()
-    await leading(system)
+async def test_answers_come_in_the_format_of_the_request(system, leader):
     gang = await system.owner.ask("acquire", {"pool": "train", "size": 1}, fmt=Format.MSGPACK)
     assert gang["state"] == "formed"
     listed = await system.owner.ask("list", fmt=Format.MSGPACK)
     assert [one["id"] for one in listed["gangs"]] == [gang["id"]]
 
 
-async def test_an_owner_that_renews_keeps_its_gang_and_one_that_does_not_loses_it(system):
-    await system.worker()
-    await leading(system)
+async def test_an_owner_that_renews_keeps_its_gang_and_one_that_does_not_loses_it(system, leader):
     gang = await system.owner.acquire(pool="train", size=2, ttl_s=2)
     for _ in range(4):
         await asyncio.sleep(1.5)
@@ -123,9 +109,7 @@ async def test_an_owner_that_renews_keeps_its_gang_and_one_that_does_not_loses_i
 # -- what goes wrong with members -------------------------------------------------------------------------------------
 
 
-async def test_a_members_report_tears_the_gang_down_and_the_next_generation_forms(system):
-    await system.worker()
-    await leading(system)
+async def test_a_members_report_tears_the_gang_down_and_the_next_generation_forms(system, leader):
     gang = await system.owner.acquire(pool="train", size=2, backoff_s=0)
     report = {"gang": gang["id"], "generation": 1, "rank": 1, "cause": "crashed", "detail": "signal 9"}
     assert await system.owner.ask("report", report) == {"known": True}
@@ -141,7 +125,7 @@ async def test_a_worker_that_nobody_listens_for_is_found_by_pings_within_a_secon
     await system.worker("w1", slots=1)
     lost = await system.worker("w2", slots=1)
     await system.worker("w3", slots=1)
-    await leading(system)
+    await system.lead()
     gang = await system.owner.acquire(pool="train", size=2, strategy="spread", backoff_s=0)
     victim = system.workers[gang["seats"][0]["worker"]]
     began = asyncio.get_running_loop().time()
@@ -157,7 +141,7 @@ async def test_a_worker_that_nobody_listens_for_is_found_by_pings_within_a_secon
 async def test_a_frozen_worker_is_found_when_its_heartbeat_expires(system):
     await system.worker("w1", slots=1)
     await system.worker("w2", slots=1)
-    await leading(system)
+    await system.lead()
     gang = await system.owner.acquire(pool="train", size=2, restart="fail", grace_s=0.5)
     began = asyncio.get_running_loop().time()
     await system.workers["w2"].freeze()
@@ -169,19 +153,10 @@ async def test_a_frozen_worker_is_found_when_its_heartbeat_expires(system):
     assert system.workers["w1"].reserved == 0
 
 
-async def test_a_worker_in_a_new_epoch_has_lost_its_members(system):
-    worker = await system.worker()
-    await leading(system)
-    await system.owner.acquire(pool="train", size=1, backoff_s=0)
-    await worker.new_epoch()
-    assert (await system.event("torn_down"))["reason"].startswith("epoch_changed")
-    assert (await system.event("formed", nth=2))["generation"] == 2
-
-
 async def test_a_worker_that_refuses_to_form_fails_the_gang(system):
     worker = await system.worker()
     worker.refuse.add("form")
-    await leading(system)
+    await system.lead()
     await system.owner.acquire(pool="train", size=2, restart="fail")
     torn = await system.event("torn_down")
     assert torn["reason"] == "failed_at_start: train.w1: no interpreter"
@@ -192,7 +167,7 @@ async def test_a_worker_that_refuses_to_form_fails_the_gang(system):
 
 async def test_a_hold_that_is_not_answered_keeps_the_place_in_the_queue(system):
     worker = await system.worker()
-    await leading(system)
+    await system.lead()
     worker.silent.add("hold")
     asked = asyncio.create_task(system.owner.acquire(pool="train", size=1))
     await until(lambda: [op for op, _ in worker.asked].count("hold") >= 2)
@@ -203,7 +178,7 @@ async def test_a_hold_that_is_not_answered_keeps_the_place_in_the_queue(system):
 
 async def test_a_worker_that_comes_back_after_being_given_up_is_used_again(system):
     worker = await system.worker()
-    await leading(system)
+    await system.lead()
     gang = await system.owner.acquire(pool="train", size=1, backoff_s=0)
     await worker._subscription.unsubscribe()
     await system.event("torn_down", gang["id"])
@@ -241,7 +216,7 @@ async def test_bad_requests_are_told_what_is_wrong(system, operation, body, code
     if not system.workers:
         await system.worker("w1")
         await system.worker("w2")
-        await leading(system)
+        await system.lead()
     with pytest.raises(Exception) as caught:
         await system.owner.ask(operation, body, timeout_s=5)
     assert caught.value.code == code
@@ -250,7 +225,7 @@ async def test_bad_requests_are_told_what_is_wrong(system, operation, body, code
 
 
 async def test_a_worker_that_registered_a_moment_ago_is_looked_for_before_a_gang_is_impossible(system):
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     worker = await system.worker()
     # As if the news of it were still on their way.
     coordinator._context.worker_registry._entries.clear()
@@ -259,15 +234,13 @@ async def test_a_worker_that_registered_a_moment_ago_is_looked_for_before_a_gang
 
 
 async def test_a_body_that_is_not_json_is_told_so(system):
-    await leading(system)
+    await system.lead()
     message = await system.owner.bus.request("gangline.gang.acquire", b"{pool}", timeout_s=5)
     assert "not JSON" in message.headers["Nats-Service-Error"]
     assert message.headers["Nats-Service-Error-Code"] == "400"
 
 
-async def test_somebody_elses_gang_and_a_stale_generation_are_refused(system):
-    await system.worker()
-    await leading(system)
+async def test_somebody_elses_gang_and_a_stale_generation_are_refused(system, leader):
     gang = await system.owner.acquire(pool="train", size=1)
     for operation in ("renew", "release"):
         with pytest.raises(Exception) as caught:
@@ -281,7 +254,7 @@ async def test_somebody_elses_gang_and_a_stale_generation_are_refused(system):
 
 async def test_why_names_the_gangs_and_leases_in_the_way(system):
     worker = await system.worker(slots=4)
-    await leading(system)
+    await system.lead()
     gang = await system.owner.acquire(pool="train", size=1)
     lease = LeaseRecord(
         pool="train", worker="w1", epoch=worker.epoch, token="tok", slots=2, fence=1, single_use=False, owner="bob",
@@ -308,15 +281,13 @@ async def test_without_a_leader_nobody_responds(system):
         await system.owner.ask("list", timeout_s=5)
 
 
-async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system):
-    await system.worker()
-    first = await leading(system)
+async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system, leader):
     second = await system.coordinator("second")
     await asyncio.sleep(10)
-    assert (first.state, second.state) == (CoordinatorState.LEADING, CoordinatorState.STANDBY)
+    assert (leader.state, second.state) == (CoordinatorState.LEADING, CoordinatorState.STANDBY)
     gang = await system.owner.acquire(pool="train", size=2)
     began = asyncio.get_running_loop().time()
-    await first.stop()
+    await leader.stop()
     await second.wait_leading()
     assert asyncio.get_running_loop().time() - began < 1.0
     found = await system.owner.ask("get", {"id": gang["id"]})
@@ -332,7 +303,7 @@ async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system):
 async def test_an_owner_whose_answer_was_lost_gets_its_tokens_from_the_next_leader(system, sealed):
     worker = await system.worker()
     worker.sealed = sealed
-    first = await leading(system)
+    first = await system.lead()
     second = await system.coordinator("second")
     wanted = {"id": "mine", "owner_token": "s3cret", "pool": "train", "size": 2}
     gang = await system.owner.ask("acquire", wanted)
@@ -391,13 +362,11 @@ async def test_coordinators_far_from_the_server_lead_while_workers_beat_faster_t
         await asyncio.wait([beating, *writes])
 
 
-async def test_a_leader_whose_process_dies_is_followed_within_its_keys_life(system, hub):
-    await system.worker()
-    first = await leading(system)
+async def test_a_leader_whose_process_dies_is_followed_within_its_keys_life(system, hub, leader):
     second = await system.coordinator("second")
     gang = await system.owner.acquire(pool="train", size=1)
     began = asyncio.get_running_loop().time()
-    hub.kill(first._bus)
+    hub.kill(leader._bus)
     await second.wait_leading()
     assert asyncio.get_running_loop().time() - began < 5.0
     assert (await system.owner.ask("get", {"id": gang["id"]}))["state"] == "formed"
@@ -405,13 +374,12 @@ async def test_a_leader_whose_process_dies_is_followed_within_its_keys_life(syst
 
 
 async def test_a_leader_that_cannot_renew_yields_before_its_key_expires(system, hub):
-    first = await leading(system)
+    first = await system.lead()
     hub.partition(first._bus)
     began = asyncio.get_running_loop().time()
     await until(lambda: first.state is CoordinatorState.STANDBY)
     assert asyncio.get_running_loop().time() - began < 2.0
-    second = await system.coordinator("second")
-    await second.wait_leading()
+    second = await system.lead("second")
     hub.heal(first._bus)
     await asyncio.sleep(5)
     assert (first.state, second.state) == (CoordinatorState.STANDBY, CoordinatorState.LEADING)
@@ -420,7 +388,7 @@ async def test_a_leader_that_cannot_renew_yields_before_its_key_expires(system, 
 async def test_a_leader_whose_timers_come_late_acts_on_nothing_any_more(system):
     """As after a freeze: messages are looked at before timers."""
     worker = await system.worker()
-    first = await leading(system)
+    first = await system.lead()
     term = first.term
     elector = first._context.elector
     elector._tasks.cancel()
@@ -438,7 +406,7 @@ async def test_a_leader_whose_timers_come_late_acts_on_nothing_any_more(system):
 @pytest.mark.parametrize("shard", [{}, {"shard": "s", "pools": ("train",)}], ids=["all pools", "one shard"])
 async def test_requests_that_the_only_leader_reads_too_late_are_told_to_ask_again(system, hub, shard):
     await system.worker(slots=1)
-    only = await leading(system, **shard)
+    only = await system.lead(**shard)
     gang = await system.owner.acquire(pool="train", size=1)
     hub.partition(only._bus)
     asked = [
@@ -464,10 +432,10 @@ async def test_requests_that_the_only_leader_reads_too_late_are_told_to_ask_agai
 
 
 async def test_requests_that_a_leader_reads_too_late_are_left_to_the_one_that_led_meanwhile(system, hub):
-    first = await leading(system)
+    first = await system.lead()
     hub.partition(first._bus)
     asked = asyncio.ensure_future(system.owner.ask("list", timeout_s=60.0))
-    second = await leading(system, name="second")
+    second = await system.lead("second")
     hub.heal(first._bus)
     await second.stop()
     await first.wait_leading()
@@ -476,7 +444,7 @@ async def test_requests_that_a_leader_reads_too_late_are_left_to_the_one_that_le
 
 
 async def test_who_asks_for_too_much_in_the_turn_that_ends_the_term_is_told_to_ask_again(system, monkeypatch):
-    first = await leading(system)
+    first = await system.lead()
     server, elector = first.term._executor.request_server, first._context.elector
     answer = server.answer
 
@@ -491,7 +459,7 @@ async def test_who_asks_for_too_much_in_the_turn_that_ends_the_term_is_told_to_a
 
 async def test_who_waits_when_the_leader_stops_is_told_to_ask_again(system):
     await system.worker(slots=1)
-    first = await leading(system)
+    first = await system.lead()
     await system.owner.acquire(pool="train", size=1)
     waiting = asyncio.create_task(system.owner.acquire(pool="train", size=1))
     await system.event("queued", nth=2)
@@ -503,12 +471,12 @@ async def test_who_waits_when_the_leader_stops_is_told_to_ask_again(system):
 
 async def test_a_new_leader_judges_no_worker_by_keys_that_an_outage_lost(system):
     worker = await system.worker()
-    first = await leading(system)
+    first = await system.lead()
     gang = await system.owner.acquire(pool="train", size=1)
     await first.stop()
     # No heartbeat key, as after an outage of storage; the worker lives and beats on.
     await system.ledger.delete(system.names.alive_key(worker.id))
-    await leading(system, name="second")
+    await system.lead("second")
     await system.event("recovered", gang["id"])
     await asyncio.sleep(5)
     assert (await system.owner.ask("get", {"id": gang["id"]}))["generation"] == 1
@@ -517,7 +485,7 @@ async def test_a_new_leader_judges_no_worker_by_keys_that_an_outage_lost(system)
 
 async def test_a_failing_query_removes_nothing(system, hub):
     await system.worker()
-    coordinator = await leading(system, sweep_s=1.0)
+    coordinator = await system.lead(sweep_s=1.0)
     gang = await system.owner.acquire(pool="train", size=1, ttl_s=60)
     for _ in range(5):
         hub.storage_down()
@@ -530,7 +498,7 @@ async def test_a_failing_query_removes_nothing(system, hub):
 
 async def test_a_lost_bucket_is_written_again_while_the_leader_leads(system, hub):
     worker = await system.worker()
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     gang = await system.owner.acquire(pool="train", size=2)
     await system.ledger.put("gangset.s", b'{"gangs": 1, "gang": {"pool": "train", "size": 1}}')
     await system.event("formed", nth=2)
@@ -546,7 +514,7 @@ async def test_a_lost_bucket_is_written_again_while_the_leader_leads(system, hub
 
 async def test_a_timer_that_rings_early_is_set_again(system, monkeypatch):
     await system.worker(slots=1)
-    await leading(system)
+    await system.lead()
     loop = asyncio.get_running_loop()
     call_at = loop.call_at
     monkeypatch.setattr(loop, "call_at", lambda when, *rest, **kw: call_at(when - 0.0007, *rest, **kw))
@@ -560,7 +528,7 @@ async def test_a_timer_that_rings_early_is_set_again(system, monkeypatch):
 
 async def test_a_declared_set_is_kept_up_scaled_and_removed(system):
     await system.worker(slots=8)
-    await leading(system)
+    await system.lead()
     await system.ledger.put("gangset.llm", b'{"gangs": 2, "gang": {"pool": "train", "size": 2}, "retire_s": 0.1}')
     await system.event("formed", nth=2)
     listed = (await system.owner.ask("list", {"gangset": "llm"}))["gangs"]
@@ -594,7 +562,7 @@ async def test_start_and_stop_are_idempotent_and_a_stopped_one_is_not_started_ag
 
 async def test_statistics_count_requests_gangs_and_commits(system):
     await system.worker(slots=1)
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     gang = await system.owner.acquire(pool="train", size=1)
     waiting = asyncio.create_task(system.owner.acquire(pool="train", size=1))
     await system.event("queued", nth=2)
@@ -624,7 +592,7 @@ async def test_a_claim_whose_answer_was_lost_makes_a_leader_like_any_other(syste
         return fence
 
     monkeypatch.setattr(LeaderKey, "claim", unheard)
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     assert coordinator._context is not None
     assert coordinator._context.leader.fence == lost[0]
     assert await coordinator._context.leader.rewrite() > lost[0], "it can fence what it wrote"
@@ -661,7 +629,7 @@ async def test_a_set_that_is_deleted_while_a_new_leader_takes_over_is_not_kept_u
         return await watch(self, pattern, handler)
 
     monkeypatch.setattr(NatsKeyValue, "watch", late)
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     await until(lambda: coordinator.statistics().gangs["gangs"] == 0 and system.at_rest())
 
 

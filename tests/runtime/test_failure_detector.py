@@ -12,6 +12,13 @@ def detector(unconfirmed_after_s: float = 30.0) -> FailureDetector[str]:
     return FailureDetector(unconfirmed_after_s)
 
 
+def suspecting() -> FailureDetector[str]:
+    """Since 10.0, of w1."""
+    suspects = detector()
+    suspects.suspect("w1", "silent", 10.0)
+    return suspects
+
+
 def answer(suspects: FailureDetector[str], at: float, *, alive: bool, after_s: float = 0.0) -> str | None:
     return suspects.answered("w1", asked_at=at, now=at + after_s, alive=alive)
 
@@ -35,16 +42,14 @@ def test_who_has_no_heartbeat_twice_in_a_row_is_lost():
 
 def test_two_questions_that_are_answered_at_the_same_moment_are_one():
     """A server that wakes answers at once all that it was asked while it stood still."""
-    suspects = detector()
-    suspects.suspect("w1", "silent", 10.0)
+    suspects = suspecting()
     assert answer(suspects, 10.0, alive=False, after_s=0.9) is None
     assert answer(suspects, 10.5, alive=False, after_s=0.4) is None
     assert answer(suspects, 10.9 + CONFIRM_S, alive=False) is not None
 
 
 def test_a_heartbeat_that_comes_back_between_two_answers_counts_from_the_beginning():
-    suspects = detector()
-    suspects.suspect("w1", "silent", 10.0)
+    suspects = suspecting()
     answer(suspects, 10.0, alive=False)
     answer(suspects, 10.2, alive=True)
     assert answer(suspects, 10.4, alive=False) is None
@@ -52,8 +57,7 @@ def test_a_heartbeat_that_comes_back_between_two_answers_counts_from_the_beginni
 
 
 def test_a_late_answer_says_nothing():
-    suspects = detector()
-    suspects.suspect("w1", "silent", 10.0)
+    suspects = suspecting()
     assert answer(suspects, 10.0, alive=False, after_s=PROMPT_S + 0.01) is None
     assert answer(suspects, 11.5, alive=False) is None  # it is the first that counts
     assert answer(suspects, 12.0, alive=False) is not None
@@ -64,8 +68,7 @@ def test_a_late_answer_says_nothing():
 
 
 def test_what_was_asked_before_it_was_heard_says_nothing():
-    suspects = detector()
-    suspects.suspect("w1", "silent", 10.0)
+    suspects = suspecting()
     answer(suspects, 10.0, alive=False)
     suspects.clear("w1")
     assert answer(suspects, 10.5, alive=False) is None
@@ -76,8 +79,7 @@ def test_what_was_asked_before_it_was_heard_says_nothing():
 
 
 def test_an_answer_to_a_question_about_an_earlier_suspicion_says_nothing_of_a_new_one():
-    suspects = detector()
-    suspects.suspect("w1", "silent", 10.0)
+    suspects = suspecting()
     suspects.clear("w1")
     suspects.suspect("w1", "silent", 10.4)
     assert suspects.answered("w1", asked_at=10.3, now=10.5, alive=False) is None
@@ -105,13 +107,7 @@ def test_suspects_are_asked_about_in_turn_and_none_too_often():
 
 
 @given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["gone", "gone", "alive", "late", "heard"]),
-            st.floats(0.01, 1.0),
-        ),
-        max_size=30,
-    )
+    st.lists(st.tuples(st.sampled_from(["gone", "gone", "alive", "late", "heard"]), st.floats(0.01, 1.0)), max_size=30)
 )
 def test_whoever_is_lost_was_gone_in_two_prompt_answers_with_nothing_between(steps):
     suspects, now = detector(), 0.0

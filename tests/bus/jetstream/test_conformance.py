@@ -38,8 +38,7 @@ async def test_what_was_published_is_stored_in_order_with_headers_and_time(open_
     assert await two.get(3) is None
 
 
-async def test_many_at_once_are_all_stored(open_stream, task):
-    stream = await open_stream()
+async def test_many_at_once_are_all_stored(stream, task):
     sequences = await fill(stream, task("a.x"), 300)
     assert sequences == list(range(1, 301))
     state = await stream.state()
@@ -47,8 +46,7 @@ async def test_many_at_once_are_all_stored(open_stream, task):
     assert state.bytes > 300
 
 
-async def test_each_of_many_that_are_sent_together_has_an_outcome_of_its_own(open_stream, namespace, task):
-    stream = await open_stream()
+async def test_each_of_many_that_are_sent_together_has_an_outcome_of_its_own(stream, namespace, task):
     many = [
         Publication(task("a.x"), b"1", {"Nats-Msg-Id": "order-7"}),
         Publication(f"{namespace}.other", b"2"),
@@ -63,15 +61,13 @@ async def test_each_of_many_that_are_sent_together_has_an_outcome_of_its_own(ope
     assert await stream.publish_many([]) == []
 
 
-async def test_as_many_are_sent_together_as_there_are(open_stream, task):
-    stream = await open_stream()
+async def test_as_many_are_sent_together_as_there_are(stream, task):
     outcomes = await stream.publish_many([Publication(task("a.x"), b"%d" % number) for number in range(1000)])
     assert outcomes == [Published(sequence) for sequence in range(1, 1001)]
     assert (await stream.get(1000)).data == b"999"
 
 
-async def test_the_state_counts_the_subjects_that_match(open_stream, task):
-    stream = await open_stream()
+async def test_the_state_counts_the_subjects_that_match(stream, task):
     assert (await stream.state(">")).messages == 0
     await fill(stream, task("a.x"), 3)
     await fill(stream, task("a.y"), 2)
@@ -99,8 +95,7 @@ async def test_subscribers_see_what_is_published_into_a_stream(connect, open_str
     assert bodies(seen.items) == [b"1"]
 
 
-async def test_a_message_id_is_stored_once_within_the_window(open_stream, task):
-    stream = await open_stream()
+async def test_a_message_id_is_stored_once_within_the_window(stream, task):
     headers = {"Nats-Msg-Id": "order-7"}
     first = await stream.publish(task("a.x"), b"1", headers=headers)
     again = await stream.publish(task("a.x"), b"2", headers=headers)
@@ -122,8 +117,7 @@ async def test_a_message_id_is_forgotten_after_the_window(open_stream, task):
     assert (await stream.state()).messages == 2
 
 
-async def test_what_no_stream_could_take_is_refused_before_it_is_sent(open_stream, namespace, task):
-    stream = await open_stream()
+async def test_what_no_stream_could_take_is_refused_before_it_is_sent(stream, namespace, task):
     with pytest.raises(InvalidName):
         await stream.publish(f"{namespace}.other", b"")
     with pytest.raises(InvalidName):
@@ -133,8 +127,7 @@ async def test_what_no_stream_could_take_is_refused_before_it_is_sent(open_strea
     assert (await stream.state()).messages == 0
 
 
-async def test_a_message_expires_when_its_ttl_is_over(open_stream, task):
-    stream = await open_stream()
+async def test_a_message_expires_when_its_ttl_is_over(stream, task):
     await stream.publish(task("a.x"), b"brief", headers={"Nats-TTL": "1s"})
     await stream.publish(task("a.x"), b"lasting")
     await until(holds(stream, 1))
@@ -192,8 +185,7 @@ async def test_a_stream_that_is_only_read_is_not_made_until_the_first_message(co
 # -- looking and removing -----------------------------------------------------------------------------------------
 
 
-async def test_messages_are_found_by_sequence_by_subject_and_the_newest(open_stream, task):
-    stream = await open_stream()
+async def test_messages_are_found_by_sequence_by_subject_and_the_newest(stream, task):
     for subject in ("a.x", "b.x", "a.y", "a.x"):
         await stream.publish(task(subject), subject.encode())
     assert (await stream.next(task("a.*"))).sequence == 1
@@ -205,8 +197,7 @@ async def test_messages_are_found_by_sequence_by_subject_and_the_newest(open_str
     assert await stream.last(task("c.x")) is None
 
 
-async def test_one_message_is_deleted_once(open_stream, task):
-    stream = await open_stream()
+async def test_one_message_is_deleted_once(stream, task):
     await fill(stream, task("a.x"), 3)
     assert await stream.delete(2)
     assert not await stream.delete(2)
@@ -215,8 +206,7 @@ async def test_one_message_is_deleted_once(open_stream, task):
     assert (await stream.next(">", 2)).sequence == 3
 
 
-async def test_a_purge_removes_what_matches_and_counts_it(open_stream, task):
-    stream = await open_stream()
+async def test_a_purge_removes_what_matches_and_counts_it(stream, task):
     await fill(stream, task("a.x"), 3)
     await fill(stream, task("b.x"), 2)
     assert await stream.purge(task("a.>"), before=3) == 2
@@ -232,8 +222,7 @@ def at(seconds):
     return datetime.fromtimestamp(time.time() + seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_headers(open_stream, namespace, task):
-    stream, got = await open_stream(), collect()
+async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_headers(stream, got, namespace, task):
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(5)
     subject, due = f"{namespace}.sched.one", time.time() + 1
@@ -249,8 +238,7 @@ async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_hea
     await until(holds(stream, 1))
 
 
-async def test_a_time_in_the_past_is_due_at_once(open_stream, namespace, task):
-    stream, got = await open_stream(), collect()
+async def test_a_time_in_the_past_is_due_at_once(stream, got, namespace, task):
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(1)
     headers = {"Nats-Schedule": f"@at {at(-60)}", "Nats-Schedule-Target": task("a.x")}
@@ -261,8 +249,7 @@ async def test_a_time_in_the_past_is_due_at_once(open_stream, namespace, task):
 @pytest.mark.parametrize(
     "schedule", ["@every 1s", "* * * * * *", pytest.param("*/1 * * * * *", marks=pytest.mark.long)]
 )
-async def test_a_repeating_schedule_fires_until_it_is_removed(open_stream, namespace, task, schedule):
-    stream, got = await open_stream(), collect()
+async def test_a_repeating_schedule_fires_until_it_is_removed(stream, got, namespace, task, schedule):
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(100)
     subject = f"{namespace}.sched.tick"
@@ -285,8 +272,7 @@ async def test_a_repeating_schedule_fires_until_it_is_removed(open_stream, names
     assert fired("a.x") <= seen + 1  # one may have been on its way
 
 
-async def test_a_schedule_replaces_the_one_of_its_subject(open_stream, namespace, task):
-    stream = await open_stream()
+async def test_a_schedule_replaces_the_one_of_its_subject(stream, namespace, task):
     subject = f"{namespace}.sched.one"
     for target in ("a.x", "a.y"):
         headers = {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": task(target)}
@@ -296,8 +282,7 @@ async def test_a_schedule_replaces_the_one_of_its_subject(open_stream, namespace
 
 
 @in_rows("schedule", ["nonsense", "@every 10ms", "@at yesterday", "99 * * * * *", "* * * * *"])
-async def test_a_schedule_that_the_server_does_not_understand_is_refused(open_stream, namespace, task, schedule):
-    stream = await open_stream()
+async def test_a_schedule_that_the_server_does_not_understand_is_refused(stream, namespace, task, schedule):
     with pytest.raises(PublishRefused, match=r"schedule") as caught:
         await stream.publish(
             f"{namespace}.sched.one", b"", headers={"Nats-Schedule": schedule, "Nats-Schedule-Target": task("a.x")}
@@ -306,8 +291,7 @@ async def test_a_schedule_that_the_server_does_not_understand_is_refused(open_st
     assert (await stream.state()).messages == 0
 
 
-async def test_a_schedule_into_another_stream_is_refused(open_stream, namespace):
-    stream = await open_stream()
+async def test_a_schedule_into_another_stream_is_refused(stream, namespace):
     with pytest.raises(PublishRefused, match="target"):
         await stream.publish(
             f"{namespace}.sched.one", b"", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "elsewhere"}
@@ -317,9 +301,8 @@ async def test_a_schedule_into_another_stream_is_refused(open_stream, namespace)
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_gets_what_is_there_and_what_comes_in_order(open_stream, task):
+async def test_a_reader_gets_what_is_there_and_what_comes_in_order(open_stream, task, seen):
     stream, writer = await open_stream(retention=Retention.LIMITS), await open_stream(retention=Retention.LIMITS)
-    seen = collect()
     await fill(writer, task("a.x"), 50)
     await writer.publish(task("b.x"), b"not ours")
     reader = await stream.read(task("a.>"), seen)
@@ -354,10 +337,9 @@ async def test_a_readers_handler_that_raises_loses_nothing_else(open_stream, tas
     await seen.count(2)
 
 
-async def test_a_closed_bus_ends_consumers_and_readers(connect, namespace, task):
+async def test_a_closed_bus_ends_consumers_and_readers(connect, namespace, task, got):
     bus = await connect()
     stream = await bus.stream(namespace, stream_settings(namespace, retention=Retention.LIMITS))
-    got = collect()
     consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got)
     await stream.read(task("a.>"), got)
     consumer.pull(1)

@@ -50,10 +50,9 @@ async def test_a_leader_is_killed_under_load_and_every_message_is_done_once(conn
 
 
 @pytest.mark.long
-async def test_stepping_down_is_hardly_noticed(connect_to, quiet_cluster, namespace):
+async def test_stepping_down_is_hardly_noticed(connect_to, quiet_cluster, namespace, got):
     bus = await connect_to(",".join(quiet_cluster.urls))
     stream = await bus.stream(namespace, settings_of(namespace))
-    got = collect()
 
     def work(message):
         consumer.ack(message)
@@ -94,14 +93,13 @@ async def test_of_rivals_on_different_servers_one_gets_the_consumer(connect_to, 
 
 
 @pytest.mark.long
-async def test_a_reader_misses_nothing_when_the_leader_is_killed(connect_to, cluster, namespace):
+async def test_a_reader_misses_nothing_when_the_leader_is_killed(connect_to, cluster, namespace, seen):
     number = repetitions(100, whole=400)
     first = await connect_to(",".join(cluster.urls))
     await first.stream(namespace, settings_of(namespace, Retention.LIMITS))
     found = (await first.api.call(f"STREAM.INFO.{namespace}", what="look"))["cluster"]
     bus = await connect_to(cluster.server(found["replicas"][0]["name"]).url)
     stream = await bus.stream(namespace, settings_of(namespace, Retention.LIMITS))
-    seen = collect()
     await stream.read(f"{namespace}.task.>", seen)
     for index in range(number):
         if index == number // 2:

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.server
 
 def settings_of(namespace, **others):
     return StreamSettings(
-        subjects=(f"{namespace}.task.>",),
-        **{"storage": Storage.FILE, "retention": Retention.WORK_QUEUE, **others},
+        subjects=(f"{namespace}.task.>",), **{"storage": Storage.FILE, "retention": Retention.WORK_QUEUE, **others}
     )
 
 
@@ -131,10 +130,9 @@ async def test_acknowledgements_made_without_a_connection_are_confirmed_after_it
     assert (await stream.state()).messages == 1
 
 
-async def test_a_consumer_outlives_a_server_that_was_frozen(connect_to, nats_server, namespace):
+async def test_a_consumer_outlives_a_server_that_was_frozen(connect_to, nats_server, namespace, got):
     bus = await connect_to(nats_server.url)
     stream = await bus.stream(namespace, settings_of(namespace))
-    got = collect()
     consumer = await stream.consume("c", consumer_of(namespace), got)
     consumer.pull(3)
     await consumer.state()
@@ -202,12 +200,11 @@ async def test_a_first_question_to_jetstream_that_nobody_hears_is_asked_again(
     assert asked.count("INFO") == 2
 
 
-async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace):
+async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace, seen):
     number = repetitions(100, whole=600)
     settings = settings_of(namespace, retention=Retention.LIMITS)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream, source = await bus.stream(namespace, settings), await writer.stream(namespace, settings)
-    seen = collect()
     await stream.read(f"{namespace}.task.>", seen)
 
     async def publish():
@@ -226,13 +223,12 @@ async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(conn
     assert sequences == sorted(set(sequences))
 
 
-async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, nats_url, namespace):
+async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, nats_url, namespace, seen):
     settings = settings_of(namespace, retention=Retention.LIMITS, storage=Storage.MEMORY)
     bus = await connect_to(nats_url)
     stream = await bus.stream(namespace, settings)
     for _ in range(10):
         await asyncio.gather(*(stream.publish(f"{namespace}.task.x", bytes(50_000)) for _ in range(100)))
-    seen = collect()
     await stream.read(f"{namespace}.task.>", seen)
     await seen.count(1000)
     assert [message.sequence for message in seen.items] == list(range(1, 1001))

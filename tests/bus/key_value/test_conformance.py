@@ -30,6 +30,11 @@ async def open_bucket(connect, namespace):
     return open_one
 
 
+@pytest.fixture
+async def bucket(open_bucket):
+    return await open_bucket()
+
+
 def put(key, value, revision):
     return KvEntry(key=key, value=value, revision=revision)
 
@@ -46,15 +51,13 @@ async def test_what_was_put_is_read_from_every_connection(open_bucket):
     assert await two.get("a.c") is None
 
 
-async def test_a_put_replaces_and_its_revision_grows_over_the_whole_bucket(open_bucket):
-    bucket = await open_bucket()
+async def test_a_put_replaces_and_its_revision_grows_over_the_whole_bucket(bucket):
     first, other, second = await bucket.put("a", b"1"), await bucket.put("b", b"1"), await bucket.put("a", b"2")
     assert first < other < second
     assert await bucket.get("a") == put("a", b"2", second)
 
 
-async def test_values_may_be_empty_and_binary(open_bucket):
-    bucket = await open_bucket()
+async def test_values_may_be_empty_and_binary(bucket):
     await bucket.put("empty", b"")
     await bucket.put("binary", bytes(range(256)))
     assert (await bucket.get("empty")).value == b""
@@ -65,10 +68,9 @@ async def test_values_may_be_empty_and_binary(open_bucket):
     }
 
 
-async def test_a_bucket_that_is_only_read_is_not_made_until_the_first_write(connect, namespace):
+async def test_a_bucket_that_is_only_read_is_not_made_until_the_first_write(connect, namespace, seen):
     reader, writer = await connect(), await connect()
     read = await reader.bucket(namespace, BucketSettings(), make=False)
-    seen = collect()
     await read.observe("*", seen)
     assert await read.entries("*") == []
     assert await read.get("a") is None
@@ -102,8 +104,7 @@ async def test_a_bucket_opened_twice_is_one_bucket(connect, namespace):
 # -- conditions ---------------------------------------------------------------------------------------------------
 
 
-async def test_revision_zero_writes_only_what_does_not_exist(open_bucket):
-    bucket = await open_bucket()
+async def test_revision_zero_writes_only_what_does_not_exist(bucket):
     revision = await bucket.put("a", b"1", revision=0)
     with pytest.raises(Conflict) as caught:
         await bucket.put("a", b"2", revision=0)
@@ -111,8 +112,7 @@ async def test_revision_zero_writes_only_what_does_not_exist(open_bucket):
     assert await bucket.get("a") == put("a", b"1", revision)
 
 
-async def test_a_put_at_a_revision_needs_just_that_one(open_bucket):
-    bucket = await open_bucket()
+async def test_a_put_at_a_revision_needs_just_that_one(bucket):
     first = await bucket.put("a", b"1")
     second = await bucket.put("a", b"2", revision=first)
     with pytest.raises(Conflict):
@@ -135,8 +135,7 @@ async def test_of_many_who_put_at_one_revision_one_wins(open_bucket):
     assert await two.get("a") == put("a", str(won[0]).encode(), results[won[0]])
 
 
-async def test_a_deleted_key_does_not_exist_and_can_be_made_again(open_bucket):
-    bucket = await open_bucket()
+async def test_a_deleted_key_does_not_exist_and_can_be_made_again(bucket):
     await bucket.put("a", b"1")
     await bucket.delete("a")
     assert await bucket.get("a") is None
@@ -145,15 +144,13 @@ async def test_a_deleted_key_does_not_exist_and_can_be_made_again(open_bucket):
     assert await bucket.get("a") == put("a", b"2", again)
 
 
-async def test_deleting_what_does_not_exist_is_fine(open_bucket):
-    bucket = await open_bucket()
+async def test_deleting_what_does_not_exist_is_fine(bucket):
     await bucket.delete("never")
     await bucket.delete("never")
     assert await bucket.get("never") is None
 
 
-async def test_a_delete_at_a_revision_needs_just_that_one(open_bucket):
-    bucket = await open_bucket()
+async def test_a_delete_at_a_revision_needs_just_that_one(bucket):
     first = await bucket.put("a", b"1")
     second = await bucket.put("a", b"2")
     with pytest.raises(Conflict):
@@ -166,9 +163,7 @@ async def test_a_delete_at_a_revision_needs_just_that_one(open_bucket):
 # -- expiry -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_key_expires_and_watchers_hear_of_it(open_bucket):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_a_key_expires_and_watchers_hear_of_it(bucket, seen):
     await bucket.watch("a", seen)
     await bucket.put("a", b"1", ttl_s=1)
     await bucket.put("b", b"1")
@@ -179,9 +174,7 @@ async def test_a_key_expires_and_watchers_hear_of_it(open_bucket):
     assert [entry.key for entry in await bucket.entries(">")] == ["b"]
 
 
-async def test_an_expired_key_can_be_made_again_as_if_it_had_never_been(open_bucket):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_an_expired_key_can_be_made_again_as_if_it_had_never_been(bucket, seen):
     await bucket.watch("a", seen)
     first = await bucket.put("a", b"1", ttl_s=0.2)
     await seen.until(lambda entries: entries and gone(entries[-1]))
@@ -191,9 +184,7 @@ async def test_an_expired_key_can_be_made_again_as_if_it_had_never_been(open_buc
     assert await bucket.get("a") == put("a", b"2", second)
 
 
-async def test_renewing_a_key_puts_its_end_off_and_writing_without_ttl_makes_it_permanent(open_bucket):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_renewing_a_key_puts_its_end_off_and_writing_without_ttl_makes_it_permanent(bucket, seen):
     await bucket.watch(">", seen)
     # Sent together: one after the other, they might take longer than a second on a busy machine.
     await bucket.write(
@@ -213,8 +204,7 @@ async def test_renewing_a_key_puts_its_end_off_and_writing_without_ttl_makes_it_
 # -- snapshots ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_snapshot_has_the_newest_of_each_living_key_that_matches(open_bucket):
-    bucket = await open_bucket()
+async def test_a_snapshot_has_the_newest_of_each_living_key_that_matches(bucket):
     await bucket.put("a.x", b"old")
     await bucket.put("a.y", b"1")
     await bucket.put("b.x", b"1")
@@ -231,8 +221,7 @@ async def test_a_snapshot_has_the_newest_of_each_living_key_that_matches(open_bu
     assert {entry.key for entry in await bucket.entries("a.x.*", "b.*", "none.>")} == {"a.x.z", "b.x"}
 
 
-async def test_a_snapshot_of_nothing_is_empty(open_bucket):
-    bucket = await open_bucket()
+async def test_a_snapshot_of_nothing_is_empty(bucket):
     assert await bucket.entries(">") == []
     await bucket.put("a", b"1")
     assert await bucket.entries("b.*") == []
@@ -247,8 +236,7 @@ async def test_a_snapshot_of_many_keys_is_complete(open_bucket):
         assert len(found) == number
 
 
-async def test_a_snapshot_of_many_keys_under_several_patterns_is_complete(open_bucket):
-    bucket = await open_bucket()
+async def test_a_snapshot_of_many_keys_under_several_patterns_is_complete(bucket):
     keys = {f"{folder}.{index}" for folder in "abc" for index in range(600)}
     await bucket.write([KvWrite(key=key, value=b"1") for key in keys])
     found = await bucket.entries("a.*", "c.>")
@@ -256,8 +244,7 @@ async def test_a_snapshot_of_many_keys_under_several_patterns_is_complete(open_b
     assert len(found) == 1200
 
 
-async def test_a_snapshot_larger_than_one_message_is_complete(open_bucket):
-    bucket = await open_bucket()
+async def test_a_snapshot_larger_than_one_message_is_complete(bucket):
     values = {f"k.{index}": bytes([index]) * 400_000 for index in range(12)}
     for key, value in values.items():
         await bucket.put(key, value)
@@ -267,8 +254,7 @@ async def test_a_snapshot_larger_than_one_message_is_complete(open_bucket):
 # -- many at once -------------------------------------------------------------------------------------------------
 
 
-async def test_pipelined_writes_give_a_revision_or_an_error_for_each_in_order(open_bucket):
-    bucket = await open_bucket()
+async def test_pipelined_writes_give_a_revision_or_an_error_for_each_in_order(bucket):
     standing = await bucket.put("standing", b"1")
     results = await bucket.write(
         [
@@ -285,8 +271,7 @@ async def test_pipelined_writes_give_a_revision_or_an_error_for_each_in_order(op
     assert (await bucket.get("standing")).revision == results[2]
 
 
-async def test_a_write_that_does_not_revive_leaves_what_was_deleted(open_bucket):
-    bucket = await open_bucket()
+async def test_a_write_that_does_not_revive_leaves_what_was_deleted(bucket):
     for key in ("pipelined", "batched"):
         await bucket.put(key, b"1")
         await bucket.delete(key)
@@ -306,8 +291,7 @@ async def test_writing_nothing_is_fine(open_bucket):
     assert await (await open_bucket()).write([]) == []
 
 
-async def test_an_atomic_batch_writes_all(open_bucket):
-    bucket = await open_bucket()
+async def test_an_atomic_batch_writes_all(bucket):
     standing = await bucket.put("standing", b"1")
     await bucket.put("doomed", b"1")
     revision = await bucket.commit(
@@ -321,8 +305,7 @@ async def test_an_atomic_batch_writes_all(open_bucket):
     assert {entry.key for entry in await bucket.entries(">")} == {"new", "standing"}
 
 
-async def test_one_failed_condition_refuses_the_whole_batch(open_bucket):
-    bucket = await open_bucket()
+async def test_one_failed_condition_refuses_the_whole_batch(bucket):
     await bucket.put("standing", b"1")
     for wrong in (0, 12345):
         with pytest.raises(Conflict):
@@ -336,8 +319,7 @@ async def test_one_failed_condition_refuses_the_whole_batch(open_bucket):
     assert {entry.key: entry.value for entry in await bucket.entries(">")} == {"standing": b"1"}
 
 
-async def test_a_write_may_be_conditioned_on_another_key(open_bucket):
-    bucket = await open_bucket()
+async def test_a_write_may_be_conditioned_on_another_key(bucket):
     leader = await bucket.put("leader", b"me")
     await bucket.commit(
         [
@@ -357,9 +339,7 @@ async def test_a_write_may_be_conditioned_on_another_key(open_bucket):
     assert (await bucket.get("member")).value == b"1"
 
 
-async def test_revision_zero_in_a_batch_passes_where_a_key_was_deleted_or_has_expired(open_bucket):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_revision_zero_in_a_batch_passes_where_a_key_was_deleted_or_has_expired(bucket, seen):
     await bucket.watch("expired", seen)
     await bucket.put("expired", b"1", ttl_s=1)
     await bucket.put("deleted", b"1")
@@ -371,9 +351,7 @@ async def test_revision_zero_in_a_batch_passes_where_a_key_was_deleted_or_has_ex
     assert {entry.key: entry.value for entry in await bucket.entries(">")} == {"expired": b"2", "deleted": b"2"}
 
 
-async def test_keys_written_by_a_batch_expire_too(open_bucket):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_keys_written_by_a_batch_expire_too(bucket, seen):
     await bucket.watch(">", seen)
     await bucket.commit([KvWrite(key="brief", value=b"1", ttl_s=1), KvWrite(key="lasting", value=b"1")])
     await seen.until(lambda entries: any(gone(entry) for entry in entries))
@@ -381,16 +359,14 @@ async def test_keys_written_by_a_batch_expire_too(open_bucket):
 
 
 @in_rows("size", [1, 1000])
-async def test_a_batch_has_one_to_a_thousand_writes(open_bucket, size):
-    bucket = await open_bucket()
+async def test_a_batch_has_one_to_a_thousand_writes(bucket, size):
     revision = await bucket.commit([KvWrite(key=f"k.{index}", value=b"x") for index in range(size)])
     assert len(await bucket.entries(">")) == size
     assert (await bucket.get(f"k.{size - 1}")).revision == revision
 
 
 @in_rows("size", [0, 1001])
-async def test_a_batch_of_any_other_size_is_refused(open_bucket, size):
-    bucket = await open_bucket()
+async def test_a_batch_of_any_other_size_is_refused(bucket, size):
     with pytest.raises(InvalidRequest):
         await bucket.commit([KvWrite(key=f"k.{index}", value=b"x") for index in range(size)])
     assert await bucket.entries(">") == []
@@ -420,13 +396,12 @@ async def test_rival_batches_on_one_condition_have_one_winner(open_bucket):
 # -- following ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_change(open_bucket):
+async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_change(open_bucket, seen):
     one, two = await open_bucket(), await open_bucket()
     first = await one.put("a.x", b"1")
     await one.put("b.x", b"1")
     await one.put("a.gone", b"1")
     await one.delete("a.gone")
-    seen = collect()
     await two.watch("a.*", seen)
     assert seen.items == [put("a.x", b"1", first)]
     second = await one.put("a.x", b"2")
@@ -444,17 +419,14 @@ async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_chang
     assert seen.items[3] == put("a.y", b"1", third)
 
 
-async def test_a_watch_of_nothing_returns(open_bucket):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_a_watch_of_nothing_returns(bucket, seen):
     await bucket.watch("none.*", seen)
     assert seen.items == []
     await bucket.put("none.x", b"1")
     await seen.count(1)
 
 
-async def test_a_watch_that_ended_tells_nothing_more(open_bucket):
-    bucket = await open_bucket()
+async def test_a_watch_that_ended_tells_nothing_more(bucket):
     seen, witness = collect(), collect()
     watch = await bucket.watch(">", seen)
     await bucket.watch(">", witness)
@@ -465,9 +437,7 @@ async def test_a_watch_that_ended_tells_nothing_more(open_bucket):
     assert seen.items == []
 
 
-async def test_a_watch_handler_that_raises_is_logged_and_the_watch_goes_on(open_bucket, caplog):
-    bucket = await open_bucket()
-    seen = collect()
+async def test_a_watch_handler_that_raises_is_logged_and_the_watch_goes_on(bucket, caplog, seen):
 
     def handler(entry):
         seen(entry)
@@ -482,9 +452,8 @@ async def test_a_watch_handler_that_raises_is_logged_and_the_watch_goes_on(open_
     assert "planted" in caplog.text
 
 
-async def test_a_watch_sees_the_last_value_of_a_key_that_changes_all_the_time(open_bucket):
+async def test_a_watch_sees_the_last_value_of_a_key_that_changes_all_the_time(open_bucket, seen):
     one, two = await open_bucket(), await open_bucket()
-    seen = collect()
     await two.watch("a", seen)
     for number in range(300):
         await one.put("a", str(number).encode())
@@ -493,10 +462,9 @@ async def test_a_watch_sees_the_last_value_of_a_key_that_changes_all_the_time(op
     assert revisions == sorted(revisions)
 
 
-async def test_observing_sees_writes_as_they_pass_without_revision_or_history(open_bucket):
+async def test_observing_sees_writes_as_they_pass_without_revision_or_history(open_bucket, seen):
     one, two = await open_bucket(), await open_bucket()
     await one.put("alive.x", b"before")
-    seen = collect()
     observing = await two.observe("alive.*", seen)
     await two.entries(">")  # a round trip: the subscription is known by now
     await one.put("alive.x", b"1", ttl_s=3)
@@ -516,28 +484,19 @@ async def test_observing_sees_writes_as_they_pass_without_revision_or_history(op
 
 
 @in_rows("key", ["", ".a", "a.", "a..b", "a b", "a.*", ">", "a\nb"])
-async def test_what_is_no_key_is_refused_by_every_operation(open_bucket, key):
-    bucket = await open_bucket()
-    with pytest.raises(InvalidName):
-        await bucket.get(key)
-    with pytest.raises(InvalidName):
-        await bucket.put(key, b"")
-    with pytest.raises(InvalidName):
-        await bucket.delete(key)
-    with pytest.raises(InvalidName):
-        await bucket.write([KvWrite(key=key, value=b"")])
-    with pytest.raises(InvalidName):
-        await bucket.commit([KvWrite(key=key, value=b"")])
+async def test_what_is_no_key_is_refused_by_every_operation(bucket, key):
+    writes = [KvWrite(key=key, value=b"")]
+    one_key = (bucket.get(key), bucket.put(key, b""), bucket.delete(key))
+    for refused in (*one_key, bucket.write(writes), bucket.commit(writes)):
+        with pytest.raises(InvalidName):
+            await refused
 
 
 @in_rows("pattern", ["", "a..*", "a.>.b", ".>", "a b"])
-async def test_what_is_no_pattern_is_refused(open_bucket, pattern):
-    bucket = await open_bucket()
-    for follow in (bucket.watch, bucket.observe):
+async def test_what_is_no_pattern_is_refused(bucket, pattern):
+    for refused in (bucket.watch(pattern, print), bucket.observe(pattern, print), bucket.entries(pattern)):
         with pytest.raises(InvalidName):
-            await follow(pattern, lambda entry: None)
-    with pytest.raises(InvalidName):
-        await bucket.entries(pattern)
+            await refused
 
 
 async def test_a_value_over_max_payload_is_refused_before_sending(connect, namespace):
@@ -553,9 +512,6 @@ async def test_after_close_every_operation_says_so(connect, namespace):
     bus = await connect()
     bucket = await bus.bucket(namespace, BucketSettings())
     await bus.close()
-    with pytest.raises(ClosedError):
-        await bucket.get("a")
-    with pytest.raises(ClosedError):
-        await bucket.put("a", b"")
-    with pytest.raises(ClosedError):
-        await bucket.entries(">")
+    for refused in (bucket.get("a"), bucket.put("a", b""), bucket.entries(">")):
+        with pytest.raises(ClosedError):
+            await refused

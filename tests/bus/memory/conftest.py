@@ -15,3 +15,18 @@ def hub(opened):
 
     opened.push_async_callback(close)
     return hub
+
+
+@pytest.fixture
+def bus(hub):
+    return hub.connect()
+
+
+@pytest.fixture
+def server(hub):
+    return hub.connect("server")
+
+
+@pytest.fixture
+def client(hub):
+    return hub.connect("client")

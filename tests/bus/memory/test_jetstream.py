@@ -45,8 +45,7 @@ async def open_consumer(bus, handler, **others):
     return stream, await stream.consume("c", ConsumerSettings(filter="task.>", ack_wait_s=LONG), handler, **others)
 
 
-async def test_a_file_stream_survives_a_restart_with_its_consumer_and_goes_on(hub):
-    bus, got = hub.connect(), collect()
+async def test_a_file_stream_survives_a_restart_with_its_consumer_and_goes_on(hub, bus, got):
     stream, consumer = await open_consumer(bus, got)
     consumer.pull(3)
     await stream.publish("task.a", b"1")
@@ -63,8 +62,7 @@ async def test_a_file_stream_survives_a_restart_with_its_consumer_and_goes_on(hu
     assert consumer.wanted == 1
 
 
-async def test_a_stream_in_memory_is_lost_with_the_server_and_its_consumer_hears_of_it(hub):
-    bus, got, lost = hub.connect(), collect(), collect()
+async def test_a_stream_in_memory_is_lost_with_the_server_and_its_consumer_hears_of_it(hub, bus, got, lost):
     stream = await bus.stream("S", settings_of(Storage.MEMORY))
     settings = ConsumerSettings(filter="task.>")
     consumer = await stream.consume("c", settings, got, on_lost=lambda: lost(1))
@@ -130,8 +128,7 @@ async def test_a_healed_partition_lets_everything_through_once(hub):
     assert [message.data for message in got.items] == [b"0", b"1", b"2"]
 
 
-async def test_without_a_leader_nothing_is_stored_or_delivered_and_then_it_goes_on(hub):
-    bus, got, lost = hub.connect(), collect(), collect()
+async def test_without_a_leader_nothing_is_stored_or_delivered_and_then_it_goes_on(hub, bus, got, lost):
     stream, consumer = await open_consumer(bus, got, on_lost=lambda: lost(1))
     consumer.pull(2)
     await consumer.state()
@@ -149,8 +146,7 @@ async def test_without_a_leader_nothing_is_stored_or_delivered_and_then_it_goes_
     assert lost.items == []
 
 
-async def test_a_schedule_that_falls_due_while_the_server_is_down_fires_when_it_is_back(hub):
-    bus, got = hub.connect(), collect()
+async def test_a_schedule_that_falls_due_while_the_server_is_down_fires_when_it_is_back(hub, bus, got):
     stream, consumer = await open_consumer(bus, got)
     consumer.pull(1)
     headers = {"Nats-Schedule": "@every 10s", "Nats-Schedule-Target": "task.due"}
@@ -193,8 +189,7 @@ async def test_a_new_leader_that_took_nothing_that_is_still_here_begins_at_the_s
     assert [message.data for message in got.items[1:]] == [b"plain", *comes, b"later"]
 
 
-async def test_a_new_leader_goes_on_after_the_last_message_that_it_still_has(hub):
-    bus = hub.connect()
+async def test_a_new_leader_goes_on_after_the_last_message_that_it_still_has(hub, bus):
     settings = StreamSettings(subjects=("due.>",))
     schedules = await bus.stream("SCHED", settings)
     source = StreamSource(name="SCHED", settings=settings, subjects="due.>", to="task.>", start=1)
@@ -220,8 +215,7 @@ async def test_a_reader_gets_what_it_missed_after_a_reconnect(hub):
     assert [message.data for message in seen.items] == [b"1", b"2", b"3"]
 
 
-async def test_a_reader_of_a_lost_stream_begins_with_the_new_one(hub):
-    bus, seen = hub.connect(), collect()
+async def test_a_reader_of_a_lost_stream_begins_with_the_new_one(hub, bus, seen):
     stream = await bus.stream("S", settings_of(Storage.MEMORY, Retention.LIMITS))
     await stream.read("task.>", seen)
     await stream.publish("task.a", b"old")
@@ -259,8 +253,7 @@ async def test_a_publication_whose_answer_is_lost_is_in_doubt():
             return WriteOutcome(0.001, None if self.lose else 0.001)
 
     faults = AnswerLost()
-    hub = MemoryServer(faults=faults, storage_timeout_s=1.0)
-    bus = hub.connect()
+    bus = MemoryServer(faults=faults, storage_timeout_s=1.0).connect()
     stream = await bus.stream("S", settings_of())
     faults.lose = True
     with pytest.raises(StorageUnavailable) as caught:
@@ -338,8 +331,7 @@ async def test_under_lost_late_and_cut_everything_each_message_is_done_and_only_
     await writer.close()
 
 
-async def test_objects_survive_with_their_storage(hub):
-    bus = hub.connect()
+async def test_objects_survive_with_their_storage(hub, bus):
     kept = await bus.object_store("KEPT", BucketSettings(storage=Storage.FILE))
     gone = await bus.object_store("GONE", BucketSettings(storage=Storage.MEMORY))
     await kept.put("a", b"1")
@@ -353,8 +345,7 @@ async def test_objects_survive_with_their_storage(hub):
 # -- the API ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_push_consumer_of_a_client_that_is_gone_is_removed_after_a_while(hub):
-    bus, seen = hub.connect(), collect()
+async def test_the_push_consumer_of_a_client_that_is_gone_is_removed_after_a_while(hub, bus, seen):
     stream = await bus.stream("S", settings_of(retention=Retention.LIMITS))
     await stream.read("task.>", seen)
     store = hub.streams.find("S")
@@ -390,8 +381,7 @@ async def test_a_reader_that_missed_a_message_notices_by_the_heartbeat_and_gets_
     assert [message.data for message in seen.items] == [b"1"]
 
 
-async def test_a_batch_that_lacks_a_message_is_refused_and_nothing_of_it_is_stored(hub):
-    bus = hub.connect()
+async def test_a_batch_that_lacks_a_message_is_refused_and_nothing_of_it_is_stored(bus):
     kv = await bus.bucket("b_LEDGER", BucketSettings())
     begin = await kv.put("a", b"0")
     batch = {"Nats-Batch-Id": "x"}
@@ -432,8 +422,7 @@ async def test_a_request_that_is_not_served_in_memory_is_refused(hub):
     assert "not served" in json.loads(answer.data)["error"]["description"]
 
 
-async def test_streams_whose_subjects_overlap_are_refused(hub):
-    bus = hub.connect()
+async def test_streams_whose_subjects_overlap_are_refused(bus):
     await bus.stream("S", settings_of())
     with pytest.raises(InvalidSettings):
         await bus.stream("T", StreamSettings(subjects=("task.a",)))

@@ -17,10 +17,7 @@ from gangline.bus.port.bus import (
     Storage,
     StorageUnavailable,
 )
-from gangline.bus.port.subjects import SubjectPattern, check_subject
-from gangline.schemas.errors.base import Disconnected, InvalidName, ServerUnreachable
-
-from ...support.rows import in_rows
+from gangline.schemas.errors.base import Disconnected, ServerUnreachable
 
 
 async def echo(bus, subject="echo"):
@@ -45,16 +42,14 @@ async def test_a_stopped_server_takes_no_connection_and_loses_those_it_has(hub):
     assert bus.connected
 
 
-async def test_subscriptions_survive_a_restart(hub):
-    server, client = hub.connect("server"), hub.connect("client")
+async def test_subscriptions_survive_a_restart(hub, server, client):
     await echo(server)
     hub.stop()
     hub.start()
     assert (await client.request("echo", b"1", timeout_s=1)).data == b"1"
 
 
-async def test_memory_streams_vanish_in_a_restart_and_file_streams_stay(hub):
-    bus = hub.connect()
+async def test_memory_streams_vanish_in_a_restart_and_file_streams_stay(hub, bus):
     memory = await bus.bucket("M", BucketSettings())
     file = await bus.bucket("F", BucketSettings(storage=Storage.FILE))
     before = await memory.put("k", b"1")
@@ -66,8 +61,7 @@ async def test_memory_streams_vanish_in_a_restart_and_file_streams_stay(hub):
     assert await memory.put("k", b"2", revision=0) > before
 
 
-async def test_a_watch_hears_after_a_restart_what_is_gone(hub):
-    bus = hub.connect()
+async def test_a_watch_hears_after_a_restart_what_is_gone(hub, bus):
     bucket = await bus.bucket("M", BucketSettings())
     await bucket.put("k", b"1")
     seen = []
@@ -78,8 +72,7 @@ async def test_a_watch_hears_after_a_restart_what_is_gone(hub):
     assert seen == [("k", KvOperation.PUT), ("k", KvOperation.DELETE)]
 
 
-async def test_a_request_that_waits_when_the_connection_goes_ends_at_once(hub):
-    server, client = hub.connect("server"), hub.connect("client")
+async def test_a_request_that_waits_when_the_connection_goes_ends_at_once(hub, server, client):
     await server.subscribe("silent", lambda message: None)
     waiting = asyncio.create_task(client.request("silent", timeout_s=60))
     await asyncio.sleep(1)
@@ -90,8 +83,7 @@ async def test_a_request_that_waits_when_the_connection_goes_ends_at_once(hub):
     assert asyncio.get_running_loop().time() == began
 
 
-async def test_the_server_knows_at_once_that_a_killed_client_listens_no_more(hub):
-    server, client = hub.connect("server"), hub.connect("client")
+async def test_the_server_knows_at_once_that_a_killed_client_listens_no_more(hub, server, client):
     await echo(server)
     hub.kill(server)
     seen = []
@@ -188,8 +180,7 @@ async def test_servers_that_have_given_each_other_up_lose_what_is_meant_for_the_
 # -- partitions ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_when_it_heals(hub):
-    server, client = hub.connect("server"), hub.connect("client")
+async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_when_it_heals(hub, server, client):
     got = []
     await server.subscribe("up", lambda message: got.append(message.data))
     await client.subscribe("down", lambda message: got.append(message.data))
@@ -206,8 +197,7 @@ async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_wh
     assert got.index(b"1") < got.index(b"2")
 
 
-async def test_what_a_partition_held_is_lost_when_the_connection_breaks(hub):
-    server, client = hub.connect("server"), hub.connect("client")
+async def test_what_a_partition_held_is_lost_when_the_connection_breaks(hub, server, client):
     got = []
     await server.subscribe("up", got.append)
     hub.partition(client)
@@ -218,8 +208,7 @@ async def test_what_a_partition_held_is_lost_when_the_connection_breaks(hub):
     assert got == []
 
 
-async def test_requests_into_a_partition_time_out(hub):
-    server, client = hub.connect("server"), hub.connect("client")
+async def test_requests_into_a_partition_time_out(hub, server, client):
     await echo(server)
     hub.partition(server)
     with pytest.raises(RequestTimeout):
@@ -229,8 +218,7 @@ async def test_requests_into_a_partition_time_out(hub):
 # -- storage ------------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_leader_operations_fail_and_observers_still_see_the_writes(hub):
-    bus = hub.connect()
+async def test_without_a_leader_operations_fail_and_observers_still_see_the_writes(hub, bus):
     bucket = await bus.bucket("B", BucketSettings())
     seen = []
     await bucket.observe("*", lambda entry: seen.append((entry.key, entry.value, entry.revision)))
@@ -258,8 +246,7 @@ class _Fates:
         return self.fates.pop(0) if self.fates else WriteOutcome(0.0, 0.0)
 
 
-async def test_a_conditional_write_whose_answer_was_lost_recognises_itself(hub):
-    bus = hub.connect()
+async def test_a_conditional_write_whose_answer_was_lost_recognises_itself(hub, bus):
     bucket = await bus.bucket("B", BucketSettings())
     begin = await bucket.put("begin", b"")
     hub.faults = _Fates(WriteOutcome(0.0, None))
@@ -268,8 +255,7 @@ async def test_a_conditional_write_whose_answer_was_lost_recognises_itself(hub):
     assert asyncio.get_running_loop().time() - began == 1
 
 
-async def test_a_write_that_was_lost_on_the_way_is_unavailable_and_was_not_done(hub):
-    bus = hub.connect()
+async def test_a_write_that_was_lost_on_the_way_is_unavailable_and_was_not_done(hub, bus):
     bucket = await bus.bucket("B", BucketSettings())
     hub.faults = _Fates(*(WriteOutcome(None, None) for _ in range(20)))
     with pytest.raises(StorageUnavailable) as caught:
@@ -332,9 +318,8 @@ async def test_delays_keep_the_order_of_a_link_and_reordering_does_not(hub):
     assert got != sorted(got)
 
 
-async def test_what_the_server_says_itself_is_neither_doubled_nor_overtaken(hub):
+async def test_what_the_server_says_itself_is_neither_doubled_nor_overtaken(hub, client):
     hub.faults = _faults(duplicate=0.3, reorder=0.3, delay=0.3)
-    client = hub.connect("client")
     seen = []
     await client.subscribe("answers.*", lambda message: seen.append(int(message.subject.split(".")[1])))
     for number in range(100):
@@ -361,38 +346,3 @@ async def test_who_listens_to_everything_hears_what_goes_to_inboxes_too(hub):
     assert sorted(heard) == [("*.*.r.*", b"1"), (">", b"1"), (">", b"1"), ("_INBOX.>", b"1")]
     await client.close()
     assert hub.listeners(f"{client.inbox}.r.1") == ["spy"] * 3
-
-
-# -- subjects -----------------------------------------------------------------------------------------------------
-
-
-@in_rows(
-    ("pattern", "subject", "matches"),
-    [
-        ("a.b", "a.b", True),
-        ("a.b", "a.b.c", False),
-        ("a.*", "a.b", True),
-        ("a.*", "a", False),
-        ("a.*", "a.b.c", False),
-        ("*.b", "a.b", True),
-        ("a.>", "a.b.c", True),
-        ("a.>", "a", False),
-        (">", "a", True),
-        ("a.*.c", "a.b.c", True),
-        ("a.*.>", "a.b", False),
-    ],
-)
-def test_wildcards(pattern, subject, matches):
-    assert SubjectPattern(pattern).matches(subject) is matches
-
-
-@in_rows("bad", ["", ".", "a.", ".a", "a..b", "a b", "a.>.b"])
-def test_bad_patterns_are_refused(bad):
-    with pytest.raises(InvalidName):
-        SubjectPattern(bad)
-
-
-@in_rows("bad", ["", "a.*", ">", "a..b", "a.", "a b"])
-def test_bad_subjects_are_refused(bad):
-    with pytest.raises(InvalidName):
-        check_subject(bad)

@@ -15,7 +15,7 @@ from gangline.bus.port.bus import ConnectionEvent, Message
 
 from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
-from ..conftest import collect, happens
+from ..conftest import happens
 
 USED = (
     *("_status", "_err", "_server_info", "_max_payload", "_current_server", "options", "stats"),
@@ -88,12 +88,17 @@ def test_the_handshake_starts_our_read_loop_and_pings():
         assert started in source
 
 
-@pytest.mark.server
-async def test_all_publications_of_one_turn_leave_in_one_write(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
-    writes = []
+@pytest.fixture
+def writes(bus, monkeypatch):
+    """What is written to the socket."""
+    written = []
     write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+    monkeypatch.setattr(bus._client._transport, "write", lambda data: (written.append(data), write(data)))
+    return written
+
+
+@pytest.mark.server
+async def test_all_publications_of_one_turn_leave_in_one_write(bus, writes):
     for number in range(10):
         bus.publish("direct.x", str(number).encode())
     assert writes == []
@@ -104,8 +109,7 @@ async def test_all_publications_of_one_turn_leave_in_one_write(connect_to, nats_
 
 
 @pytest.mark.server
-async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(bus, monkeypatch):
     depth, got = 0, []
     reader = bus._client._transport._io_reader
     feed = reader.feed_data
@@ -124,11 +128,8 @@ async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(connect_to, na
 
 
 @pytest.mark.server
-async def test_what_handlers_publish_leaves_before_the_next_turn(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
-    writes, answered = [], asyncio.Event()
-    write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+async def test_what_handlers_publish_leaves_before_the_next_turn(bus, writes):
+    answered = asyncio.Event()
 
     def answer(message: Message) -> None:
         bus.publish("direct.answer", message.data)
@@ -142,11 +143,7 @@ async def test_what_handlers_publish_leaves_before_the_next_turn(connect_to, nat
 
 
 @pytest.mark.server
-async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
-    writes = []
-    write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(bus, writes):
 
     def publish_more() -> None:
         bus.publish("direct.y", b"2")
@@ -168,8 +165,7 @@ async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(connect_to
 
 
 @pytest.mark.server
-async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, nats_url):
-    bus = await connect_to(nats_url)
+async def test_what_came_with_the_end_of_the_handshake_is_not_lost(bus):
     client, got = bus._client, []
     await bus.subscribe("direct.early", lambda message: got.append(message.data))
     reader, transport = asyncio.StreamReader(), client._transport
@@ -180,11 +176,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, n
 
 
 @pytest.mark.server
-async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
-    writes = []
-    write = bus._client._transport.write
-    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(bus, writes):
     bus.prompt(lambda: bus.publish("direct.z", b"1"))
     assert len(writes) == 1
     bus.publish("direct.z", b"2")
@@ -197,8 +189,7 @@ async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(connec
 
 
 @pytest.mark.server
-async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(connect_to, nats_url):
-    bus = await connect_to(nats_url)
+async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(bus):
 
     def fail() -> None:
         raise RuntimeError("not today")
@@ -213,10 +204,9 @@ async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(connect_to, 
 
 
 @pytest.mark.server
-async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_to, nats_url):
+async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_to, nats_url, got):
     bus = await connect_to(nats_url)
     other = await connect_to(nats_url)
-    got = collect()
     await other.subscribe("direct.part", lambda message: got(message.data))
     await other.flush()  # the server knows of it
     bus.push()  # nothing there: nothing happens
@@ -236,8 +226,7 @@ async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_t
 
 
 @pytest.mark.server
-async def test_a_push_while_disconnected_does_nothing(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_a_push_while_disconnected_does_nothing(bus, nats_server):
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     bus.push()
 

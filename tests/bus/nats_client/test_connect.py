@@ -9,6 +9,7 @@ import logging
 import shutil
 import socket
 import ssl
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import nkeys
@@ -16,12 +17,12 @@ import pytest
 from nats import errors as nats_errors
 
 from gangline.bus.nats_bus import connect as connect_jetstream
-from gangline.bus.port.bus import BucketSettings, ConnectionEvent
+from gangline.bus.port.bus import BucketSettings, ConnectionEvent, StorageUnavailable
 from gangline.schemas.errors.base import InvalidSettings, ServerUnreachable, ServerUnsupported
 
 from ...support.bus.identities import make_credentials, make_key
 from ...waiting import PATIENCE_S, until
-from ..conftest import collect, happens
+from ..conftest import happens
 
 pytestmark = pytest.mark.server
 
@@ -29,6 +30,14 @@ TLS = Path(__file__).resolve().parents[2] / "support" / "bus" / "tls"
 # The authority's key was thrown away; the certificates name 127.0.0.1 and last a hundred years.
 needs_keys = pytest.mark.skipif(not (TLS / "server.key").exists(), reason="the source distribution has no private keys")
 TLS_FILES = f'cert_file: "{TLS}/server.pem", key_file: "{TLS}/server.key"'
+
+
+@asynccontextmanager
+async def listening(talk):
+    """The address of something that is no nats-server."""
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
 
 
 async def works(bus):
@@ -162,12 +171,10 @@ async def test_a_server_without_tls_gets_no_password_when_tls_was_asked_for(sett
         heard.extend(await reader.read(1000))
         writer.close()
 
-    fake = await asyncio.start_server(plain, "127.0.0.1", 0)
-    url = f"tls://127.0.0.1:{fake.sockets[0].getsockname()[1]}"
-    with pytest.raises(ServerUnreachable, match="TLS"):
-        await connect_jetstream(settings_of(url, user="bob", password="secret", connect_timeout_s=1))
+    async with listening(plain) as address:
+        with pytest.raises(ServerUnreachable, match="TLS"):
+            await connect_jetstream(settings_of(f"tls://{address}", user="bob", password="secret", connect_timeout_s=1))
     assert b"secret" not in heard
-    fake.close()
 
 
 @needs_keys
@@ -195,12 +202,13 @@ def _with_password(url: str) -> str:
     return url.replace("//", "//bob:secret@")
 
 
-async def test_of_several_addresses_the_one_that_lives_is_found(connect_to, nats_url):
+@pytest.mark.parametrize("waits", [True, False], ids=["", "a command"])
+async def test_of_several_addresses_the_one_that_lives_is_found(connect_to, nats_url, waits):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead = f"nats://127.0.0.1:{unused.getsockname()[1]}"
         for _ in range(4):  # they are tried in random order
-            assert await works(await connect_to(f"{dead},{nats_url}"))
+            assert await works(await connect_to(f"{dead},{nats_url}", wait_for_server=waits))
 
 
 async def test_a_command_does_not_wait_for_a_server_that_refuses_connections(settings_of):
@@ -215,14 +223,6 @@ async def test_a_command_does_not_wait_for_a_server_that_refuses_connections(set
                 await connect_jetstream(settings)
 
 
-async def test_a_command_finds_the_one_of_several_addresses_that_lives(connect_to, nats_url):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        dead = f"nats://127.0.0.1:{unused.getsockname()[1]}"
-        for _ in range(4):  # they are tried in random order
-            assert await works(await connect_to(f"{dead},{nats_url}", wait_for_server=False))
-
-
 async def test_a_cancelled_connect_leaves_nothing_open(settings_of):
     accepted, closed = asyncio.Event(), asyncio.Event()
 
@@ -232,16 +232,14 @@ async def test_a_cancelled_connect_leaves_nothing_open(settings_of):
         closed.set()
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    connecting = asyncio.ensure_future(connect_jetstream(settings_of(url, connect_timeout_s=5 * PATIENCE_S)))
-    await accepted.wait()
-    connecting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await connecting
-    async with asyncio.timeout(PATIENCE_S):
-        await closed.wait()
-    server.close()
+    async with listening(silent) as address:
+        connecting = asyncio.ensure_future(connect_jetstream(settings_of(address, connect_timeout_s=5 * PATIENCE_S)))
+        await accepted.wait()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        async with asyncio.timeout(PATIENCE_S):
+            await closed.wait()
 
 
 async def test_something_that_is_no_nats_server_is_an_error(settings_of):
@@ -250,11 +248,9 @@ async def test_something_that_is_no_nats_server_is_an_error(settings_of):
         await reader.read(1)
         writer.close()
 
-    server = await asyncio.start_server(other, "127.0.0.1", 0)
-    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with pytest.raises(ServerUnreachable, match="INFO"):
-        await connect_jetstream(settings_of(url, connect_timeout_s=1))
-    server.close()
+    async with listening(other) as address:
+        with pytest.raises(ServerUnreachable, match="INFO"):
+            await connect_jetstream(settings_of(address, connect_timeout_s=1))
 
 
 async def test_the_name_is_shown_in_the_servers_list(connect_to, secured):
@@ -277,15 +273,13 @@ async def test_an_account_without_jetstream_is_refused(connect_to, secured, name
         await bus.bucket(namespace, BucketSettings())
 
 
-async def test_an_older_server_is_refused_with_its_version(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_an_older_server_is_refused_with_its_version(bus, namespace):
     bus._client._server_info["version"] = "2.11.4"
     with pytest.raises(ServerUnsupported, match=r"2\.11\.4.*2\.12 or later"):
         await bus.bucket(namespace, BucketSettings())
 
 
-async def test_a_bucket_made_by_others_without_what_we_need_is_refused(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_a_bucket_made_by_others_without_what_we_need_is_refused(bus, namespace):
     name = f"{namespace}_LEDGER"
     plain = {"name": f"KV_{name}", "subjects": [f"$KV.{name}.>"], "max_msgs_per_subject": 1}
     await bus.api.call(f"STREAM.CREATE.KV_{name}", {**plain, "storage": "memory"}, what="make it")
@@ -294,16 +288,12 @@ async def test_a_bucket_made_by_others_without_what_we_need_is_refused(connect_t
 
 
 async def test_more_copies_than_servers_is_an_error_that_says_so(connect_to, nats_url, namespace):
-    from gangline.bus.port.bus import StorageUnavailable
-
     bus = await connect_to(nats_url, storage_timeout_s=1)
     with pytest.raises(StorageUnavailable, match="replicas"):
         await bus.bucket(namespace, BucketSettings(replicas=3))
 
 
-async def test_events_come_once_each_and_in_order(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
-    events = collect()
+async def test_events_come_once_each_and_in_order(bus, nats_server, events):
     bus.on_connection(events)
     for _ in range(3):
         await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
@@ -312,8 +302,7 @@ async def test_events_come_once_each_and_in_order(connect_to, nats_server):
     assert "closed" in repr(bus)
 
 
-async def test_closing_while_disconnected_ends_the_tries(connect_to, nats_server):
-    bus = await connect_to(nats_server.url)
+async def test_closing_while_disconnected_ends_the_tries(bus, nats_server):
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     await bus.close()
     assert not bus.connected
@@ -343,8 +332,7 @@ async def test_replaced_tls_files_are_read_again_and_failures_are_named(connect_
     assert causes().count("tls") == causes().count("file") == 1
 
 
-async def test_each_cause_of_failing_to_reconnect_is_warned_of_once(connect_to, nats_url, caplog):
-    bus = await connect_to(nats_url)
+async def test_each_cause_of_failing_to_reconnect_is_warned_of_once(bus, caplog):
     refused, login = ConnectionRefusedError(111, "refused"), nats_errors.Error("nats: 'Authorization Violation'")
     full = nats_errors.Error("nats: 'maximum connections exceeded'")
     bus.on_disconnected("test")

@@ -72,16 +72,11 @@ async def test_a_server_that_dies_in_the_handshake_of_a_reconnect_is_tried_again
         await bus.close()
 
 
-@pytest.mark.parametrize("instead_of_pong", [b"", INFO], ids=["nothing", "info"])
-async def test_a_server_that_dies_in_the_first_handshake_is_tried_again(settings_of, instead_of_pong):
-    async with fake({1, 2}, instead_of_pong) as server:
-        bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
-        assert bus.connected and server.connections == 3
-        await bus.close()
-
-
-async def test_a_server_that_dies_just_after_the_first_handshake_is_tried_again(settings_of):
-    async with fake({1, 2}, b"", answered=1) as server:
+@pytest.mark.parametrize(
+    ("instead_of_pong", "answered"), [(b"", 0), (INFO, 0), (b"", 1)], ids=["nothing", "info", "just after it"]
+)
+async def test_a_server_that_dies_in_the_first_handshake_is_tried_again(settings_of, instead_of_pong, answered):
+    async with fake({1, 2}, instead_of_pong, answered) as server:
         bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
         assert bus.connected and server.connections == 3
         await bus.close()

@@ -37,6 +37,7 @@ messages = st.tuples(
 class Heard:
     def __init__(self) -> None:
         self.all: list[object] = []
+        self.feed = ProtocolParser(self.deliver, self.control).feed
 
     def deliver(self, *message: bytes) -> None:
         self.all.append(message)
@@ -63,10 +64,9 @@ def server_line(sid, subject, reply, data, headers):
 def test_however_the_bytes_are_cut_the_same_comes_out(script, cuts):
     stream = b"".join(item + b"\r\n" if isinstance(item, bytes) else server_line(*item) for item in script)
     heard = Heard()
-    parser = ProtocolParser(heard.deliver, heard.control)
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     for start, stop in zip(places, places[1:], strict=False):
-        parser.feed(stream[start:stop])
+        heard.feed(stream[start:stop])
     expected = [
         item if isinstance(item, bytes) else (*item[:4], encode_headers(item[4]) if item[4] is not None else b"")
         for item in script
@@ -78,19 +78,17 @@ def test_however_the_bytes_are_cut_the_same_comes_out(script, cuts):
 @given(messages)
 def test_one_byte_at_a_time_is_enough(message):
     heard = Heard()
-    parser = ProtocolParser(heard.deliver, heard.control)
     for byte in server_line(*message) + b"PING\r\n":
-        parser.feed(bytes([byte]))
+        heard.feed(bytes([byte]))
     assert [item if isinstance(item, bytes) else item[3] for item in heard.all] == [message[3], b"PING"]  # type: ignore[index]
 
 
 def test_a_large_message_in_many_pieces_is_joined_once():
     heard = Heard()
-    parser = ProtocolParser(heard.deliver, heard.control)
     data = bytes(range(256)) * 8192
     stream = server_line(b"1", b"a", b"", data, None)
     for start in range(0, len(stream), 1000):
-        parser.feed(stream[start : start + 1000])
+        heard.feed(stream[start : start + 1000])
     assert heard.all == [(b"1", b"a", b"", data, b"")]
 
 
@@ -111,9 +109,8 @@ def test_a_large_message_in_many_pieces_is_joined_once():
 )
 def test_what_is_not_the_protocol_is_refused(stream):
     heard = Heard()
-    parser = ProtocolParser(heard.deliver, heard.control)
     with pytest.raises(ProtocolViolation):
-        parser.feed(stream)
+        heard.feed(stream)
     assert heard.all == []
 
 
@@ -122,7 +119,7 @@ def test_what_is_not_the_protocol_is_refused(stream):
 def test_garbage_ends_in_a_violation_or_in_silence_and_in_nothing_else(garbage):
     heard = Heard()
     try:
-        ProtocolParser(heard.deliver, heard.control).feed(garbage)
+        heard.feed(garbage)
     except ProtocolViolation:
         pass
 

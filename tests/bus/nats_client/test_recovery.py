@@ -7,18 +7,10 @@ import asyncio
 import pytest
 
 from gangline.bus.nats_bus import connect as connect_jetstream
-from gangline.bus.port.bus import (
-    BucketSettings,
-    ConnectionEvent,
-    KvOperation,
-    KvWrite,
-    Storage,
-    StorageUnavailable,
-)
+from gangline.bus.port.bus import BucketSettings, ConnectionEvent, KvOperation, KvWrite, Storage, StorageUnavailable
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import Disconnected, Unavailable
 
-from ...support.bus.proxy import Proxy
 from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens, impatient
 
@@ -36,8 +28,7 @@ async def delete_bucket(bus, name):
 
 
 @pytest.mark.parametrize("observed", [False, True])
-async def test_a_vanished_bucket_is_made_again_by_the_next_write(connect_to, nats_url, namespace, observed):
-    bus = await connect_to(nats_url)
+async def test_a_vanished_bucket_is_made_again_by_the_next_write(bus, namespace, observed):
     bucket = await bus.bucket(namespace, BucketSettings())
     if observed:  # then the server does not say "no responders"
         await bucket.observe(">", lambda entry: None)
@@ -58,10 +49,8 @@ async def test_a_vanished_bucket_is_made_again_by_the_next_write(connect_to, nat
     assert len(await bucket.entries("k.*")) == 5
 
 
-async def test_a_watch_survives_that_its_bucket_is_deleted(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_a_watch_survives_that_its_bucket_is_deleted(bus, namespace, seen):
     bucket = await bus.bucket(namespace, BucketSettings())
-    seen = collect()
     await bucket.watch(">", seen)
     await bucket.put("a", b"1")
     await seen.count(1)
@@ -71,8 +60,7 @@ async def test_a_watch_survives_that_its_bucket_is_deleted(connect_to, nats_url,
     await seen.until(lambda entries: entries[-1].key == "b")
 
 
-async def test_a_restarted_server_forgets_memory_and_everything_goes_on(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_a_restarted_server_forgets_memory_and_everything_goes_on(bus, nats_server, namespace):
     bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
     seen, passing = collect(), collect()
     await bucket.watch(">", seen)
@@ -107,58 +95,41 @@ async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_ma
 
 @pytest.mark.parametrize("revision", [None, 0])
 async def test_a_write_whose_acknowledgement_is_late_is_sent_again_and_stored_once(
-    connect_to, nats_url, namespace, revision
+    proxy, bucket, other, seen, revision
 ):
-    async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
-        passing = collect()
-        begin = await direct.put("begin", b"")
-        await direct.observe("a", passing)
-        bucket = await bus.bucket(namespace, BucketSettings())
-        proxy.hold_answers()
-        writing = asyncio.ensure_future(bucket.put("a", b"1", revision=revision))
-        await passing.count(2)  # sent again after a second of silence
-        proxy.let_answers_pass()
-        assert await writing == begin + 1
-        assert (await direct.get("a")).revision == begin + 1
-        assert await direct.put("b", b"1") == begin + 2  # nothing else was stored
-        await bus.close()
+    begin = await other.put("begin", b"")
+    await other.observe("a", seen)
+    proxy.hold_answers()
+    writing = asyncio.ensure_future(bucket.put("a", b"1", revision=revision))
+    await seen.count(2)  # sent again after a second of silence
+    proxy.let_answers_pass()
+    assert await writing == begin + 1
+    assert (await other.get("a")).revision == begin + 1
+    assert await other.put("b", b"1") == begin + 2  # nothing else was stored
 
 
-async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, nats_url, namespace):
+async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(proxy, bucket, other):
     writes = [KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(3)]
-    async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
-        bucket = await bus.bucket(namespace, BucketSettings())
-        begin = await direct.put("begin", b"")
-        proxy.hold_answers()
-        with impatient(bus), pytest.raises(StorageUnavailable) as caught:
-            await bucket.commit(writes)
-        assert caught.value.may_have_started
-        proxy.let_answers_pass()
-        assert await bucket.commit(writes) == begin + 3
-        assert await direct.put("after", b"1") == begin + 4
-        await bus.close()
+    begin = await other.put("begin", b"")
+    proxy.hold_answers()
+    with impatient(bucket.bus), pytest.raises(StorageUnavailable) as caught:
+        await bucket.commit(writes)
+    assert caught.value.may_have_started
+    proxy.let_answers_pass()
+    assert await bucket.commit(writes) == begin + 3
+    assert await other.put("after", b"1") == begin + 4
 
 
-async def test_a_cancelled_conditional_write_is_known_again(connect_to, nats_url, namespace):
-    async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        bucket = await bus.bucket(namespace, BucketSettings())
-        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
-        stored = collect()
-        await direct.watch("a", stored)
-        proxy.hold_answers()
-        writing = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
-        await stored.count(1)
-        writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        proxy.let_answers_pass()
-        assert await bucket.put("a", b"1", revision=0) == stored.items[0].revision
-        await bus.close()
+async def test_a_cancelled_conditional_write_is_known_again(proxy, bucket, other, seen):
+    await other.watch("a", seen)
+    proxy.hold_answers()
+    writing = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
+    await seen.count(1)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    proxy.let_answers_pass()
+    assert await bucket.put("a", b"1", revision=0) == seen.items[0].revision
 
 
 async def test_without_a_connection_every_operation_says_so_at_once(connect_to, nats_server, namespace):
@@ -183,8 +154,7 @@ async def test_without_a_connection_every_operation_says_so_at_once(connect_to, 
         assert isinstance(result, Disconnected)
 
 
-async def test_a_frozen_server_times_out_and_the_next_operation_works(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_a_frozen_server_times_out_and_the_next_operation_works(bus, nats_server, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     nats_server.freeze()
     with impatient(bus):
@@ -202,8 +172,7 @@ async def test_a_frozen_server_times_out_and_the_next_operation_works(connect_to
     assert await bucket.put("c", b"1") > 0
 
 
-async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnect(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnect(bus, nats_server, namespace):
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
     got, dropped = collect(), collect()
     await bus.subscribe(namespace, got)
@@ -214,8 +183,7 @@ async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnec
     assert dropped.items == []
 
 
-async def test_a_watch_leaves_no_consumer_behind(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_a_watch_leaves_no_consumer_behind(bus, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     watch = await bucket.watch(">", lambda entry: None)
     await bucket.write([KvWrite(key=f"k.{number}", value=b"") for number in range(1100)])
@@ -236,8 +204,7 @@ async def test_a_watch_leaves_no_consumer_behind(connect_to, nats_url, namespace
     await become(0)
 
 
-async def test_deleted_keys_leave_a_trace_that_expires(connect_to, nats_url, namespace):
-    bus = await connect_to(nats_url)
+async def test_deleted_keys_leave_a_trace_that_expires(bus, namespace):
     bucket = await bus.bucket(namespace, BucketSettings())
     await bucket.put("a", b"1")
     await bucket.delete("a")

@@ -25,6 +25,11 @@ async def open_store(connect, namespace):
     return open_one
 
 
+@pytest.fixture
+async def store(open_store):
+    return await open_store()
+
+
 @in_rows("size", [0, 1, 131_071, 131_072, 131_073, 1_000_000])
 async def test_a_value_of_any_size_comes_back_whole(open_store, size):
     one, two = await open_store(), await open_store()
@@ -34,8 +39,7 @@ async def test_a_value_of_any_size_comes_back_whole(open_store, size):
     assert await two.get("other") is None
 
 
-async def test_putting_again_replaces_and_leaves_nothing_behind(open_store):
-    store = await open_store()
+async def test_putting_again_replaces_and_leaves_nothing_behind(store):
     for size in (400_000, 10, 300_000):
         await store.put("a", bytes(size))
         assert await store.get("a") == bytes(size)
@@ -43,8 +47,7 @@ async def test_putting_again_replaces_and_leaves_nothing_behind(open_store):
     assert sorted(state.subjects.values()) == [1, 3]  # the description, and three pieces
 
 
-async def test_a_deleted_value_is_gone_and_may_be_deleted_twice(open_store):
-    store = await open_store()
+async def test_a_deleted_value_is_gone_and_may_be_deleted_twice(store):
     await store.put("a", b"1" * 300_000)
     await store.delete("a")
     await store.delete("a")
@@ -55,8 +58,7 @@ async def test_a_deleted_value_is_gone_and_may_be_deleted_twice(open_store):
     assert await store.get("a") == b"2"
 
 
-async def test_a_value_expires_with_its_pieces(open_store):
-    store = await open_store()
+async def test_a_value_expires_with_its_pieces(store):
     await store.put("brief", b"1" * 200_000, ttl_s=1)
     await store.put("lasting", b"2")
 
@@ -72,8 +74,7 @@ async def test_a_value_expires_with_its_pieces(open_store):
     await until(nothing_left, pause_s=0.1)
 
 
-async def test_a_value_that_lost_a_piece_is_not_given_out(open_store):
-    store = await open_store()
+async def test_a_value_that_lost_a_piece_is_not_given_out(store):
     await store.put("a", b"1" * 300_000)
     assert await store.stream.delete(2)
     with pytest.raises(StorageUnavailable, match="cannot be read whole"):
@@ -113,8 +114,7 @@ async def test_a_value_that_is_replaced_in_the_middle_of_every_read_is_read_when
     assert await reader.get("a") == versions[-1]
 
 
-async def test_names_have_bounds(open_store, connect):
-    store = await open_store()
+async def test_names_have_bounds(store, connect):
     for name in ("", "x" * 513):
         with pytest.raises(InvalidName):
             await store.put(name, b"")

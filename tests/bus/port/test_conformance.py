@@ -15,9 +15,8 @@ from ...waiting import PATIENCE_S
 from ..conftest import collect
 
 
-async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect, namespace):
+async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect, namespace, got):
     one, two = await connect("one"), await connect("two")
-    got = collect()
     await two.subscribe(f"{namespace}.a", got)
     await two.flush()
     one.publish(f"{namespace}.a", b"data", reply="to.me", headers={"K": "v w", "Other": "é"})
@@ -26,9 +25,7 @@ async def test_a_message_arrives_with_its_subject_data_reply_and_headers(connect
     assert dict(message.headers) == {"K": "v w", "Other": "é"}
 
 
-async def test_a_message_without_headers_has_none(connect, namespace):
-    bus = await connect()
-    got = collect()
+async def test_a_message_without_headers_has_none(bus, namespace, got):
     await bus.subscribe(f"{namespace}.a", got)
     bus.publish(f"{namespace}.a")
     (message,) = await got.count(1)
@@ -37,9 +34,8 @@ async def test_a_message_without_headers_has_none(connect, namespace):
     assert message.reply == ""
 
 
-async def test_messages_of_one_sender_arrive_in_order(connect, namespace):
+async def test_messages_of_one_sender_arrive_in_order(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.>", got)
     await two.flush()
     for number in range(2000):
@@ -50,7 +46,7 @@ async def test_messages_of_one_sender_arrive_in_order(connect, namespace):
 
 async def test_wildcards_match_whole_parts(connect, namespace):
     bus, last = await connect(), collect()
-    got = {pattern: collect() for pattern in ("a.*", "a.>", "a.b", "*.b", "a.*.c")}
+    got = {pattern: collect() for pattern in ("a.*", "a.>", "a.b", "*.b", "a.*.c", "a.*.>")}
     for pattern, handler in got.items():
         await bus.subscribe(f"{namespace}.{pattern}", handler)
     await bus.subscribe(f"{namespace}.end", last)
@@ -67,6 +63,7 @@ async def test_wildcards_match_whole_parts(connect, namespace):
         "a.b": {"a.b"},
         "*.b": {"a.b"},
         "a.*.c": {"a.b.c"},
+        "a.*.>": {"a.b.c"},
     }
 
 
@@ -89,8 +86,7 @@ async def test_a_queue_group_gets_each_message_once(connect, namespace):
     assert second.items
 
 
-async def test_unsubscribing_stops_delivery_at_once_and_twice_is_fine(connect, namespace):
-    bus = await connect()
+async def test_unsubscribing_stops_delivery_at_once_and_twice_is_fine(bus, namespace):
     got, other = collect(), collect()
     subscription = await bus.subscribe(f"{namespace}.a", got)
     await bus.subscribe(f"{namespace}.a", other)
@@ -128,9 +124,8 @@ async def test_a_member_of_a_queue_group_that_drains_handles_all_that_was_sent_t
     await subscription.unsubscribe()
 
 
-async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(connect, namespace):
+async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(connect, namespace, got):
     bus, sender = await connect(), await connect()
-    got = collect()
     subscription = await bus.subscribe(f"{namespace}.a", got)
     await bus.flush()
     await bus.close()
@@ -141,9 +136,7 @@ async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(conn
     assert got.items == []
 
 
-async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(connect, namespace, caplog):
-    bus = await connect()
-    got = collect()
+async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(bus, namespace, caplog, got):
 
     def handler(message):
         got(message)
@@ -159,9 +152,7 @@ async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(connect,
     assert f"{namespace}.a" in caplog.text
 
 
-async def test_a_handler_may_publish_and_unsubscribe(connect, namespace):
-    bus = await connect()
-    got = collect()
+async def test_a_handler_may_publish_and_unsubscribe(bus, namespace, got):
     subscriptions = []
 
     def once(message):
@@ -189,8 +180,8 @@ async def serve(bus: Bus, subject: str) -> None:
 async def test_a_request_is_answered(connect, namespace):
     one, two = await connect(), await connect()
     await serve(two, f"{namespace}.echo")
-    answer = await one.request(f"{namespace}.echo", b"hi", timeout_s=PATIENCE_S)
-    assert answer.data == b"re hi"
+    answer = await one.request(f"{namespace}.echo", b"hi", headers={"Secret": "1"}, timeout_s=PATIENCE_S)
+    assert (answer.data, answer.headers) == (b"re hi", None)
 
 
 async def test_many_requests_at_once_get_each_their_own_answer(connect, namespace):
@@ -203,8 +194,7 @@ async def test_many_requests_at_once_get_each_their_own_answer(connect, namespac
     assert [answer.data for answer in answers] == [f"re {number}".encode() for number in range(count)]
 
 
-async def test_nobody_listening_is_known_at_once(connect, namespace):
-    bus = await connect()
+async def test_nobody_listening_is_known_at_once(bus, namespace):
     with pytest.raises(NoResponders) as caught:
         async with asyncio.timeout(PATIENCE_S):
             await bus.request(f"{namespace}.nobody", b"", timeout_s=3600)
@@ -212,9 +202,8 @@ async def test_nobody_listening_is_known_at_once(connect, namespace):
     assert not caught.value.may_have_started
 
 
-async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(connect, namespace):
+async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.mute", got)
     await two.flush()
     with pytest.raises(RequestTimeout) as caught:
@@ -223,9 +212,8 @@ async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(con
     await got.count(1)
 
 
-async def test_a_cancelled_request_is_forgotten_and_its_late_answer_dropped(connect, namespace):
+async def test_a_cancelled_request_is_forgotten_and_its_late_answer_dropped(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.slow", got)
     await two.flush()
     request = asyncio.ensure_future(one.request(f"{namespace}.slow", b"", timeout_s=60))
@@ -251,11 +239,10 @@ async def test_two_answers_to_one_request_do_no_harm(connect, namespace):
     assert answers == [b"first"] * 5
 
 
-async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_returned(connect, namespace):
+async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_returned(connect, namespace, got):
     one, two = await connect(), await connect()
     await two.subscribe(f"{namespace}.echo", lambda m: two.publish(m.reply, m.data[::-1], headers={"K": "v"}))
     await two.flush()
-    got = collect()
     for number in range(100):
         before = len(got.items)
         one.ask(f"{namespace}.echo", f"{number:02}".encode(), timeout_s=PATIENCE_S, then=got)
@@ -265,11 +252,9 @@ async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_
     assert dict(answers[0].headers) == {"K": "v"}
 
 
-async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(connect, namespace):
-    bus = await connect()
+async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(bus, namespace, got):
     asked = collect()
     await bus.subscribe(f"{namespace}.mute", asked)
-    got = collect()
     bus.ask(f"{namespace}.nobody", timeout_s=PATIENCE_S, then=got)
     (error,) = await got.count(1)
     assert isinstance(error, NoResponders)
@@ -282,9 +267,7 @@ async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_not
     assert len(got.items) == 2
 
 
-async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(connect, namespace):
-    bus = await connect()
-    got = collect()
+async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(bus, namespace, got):
     bus.ask(f"{namespace}.a", b"x" * (bus.max_payload + 1), timeout_s=PATIENCE_S, then=got)
     assert not got.items
     await got.count(1)
@@ -319,18 +302,14 @@ async def test_request_answers_do_not_come_to_subscriptions_one_level_below_the_
     assert len(own.items) == 1
 
 
-async def test_a_ping_brings_what_the_server_said_before(connect, namespace):
-    bus = await connect()
-    got = collect()
+async def test_a_ping_brings_what_the_server_said_before(bus, namespace, got):
     await bus.subscribe(f"{bus.inbox}.x", got)
     bus.publish(f"{namespace}.nobody", b"", reply=f"{bus.inbox}.x")
     await bus.ping()
     assert [message.headers["Status"] for message in got.items] == ["503"]
 
 
-async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(connect, namespace):
-    bus = await connect()
-    got = collect()
+async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(bus, namespace, got):
     await bus.subscribe(f"{bus.inbox}.*", got)
     bus.publish(f"{namespace}.nobody", b"frame", reply=f"{bus.inbox}.1")
     (message,) = await got.count(1)
@@ -348,9 +327,7 @@ async def test_inboxes_differ_and_cannot_be_guessed(connect):
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(connect, namespace):
-    bus = await connect()
-    got = collect()
+async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(bus, namespace, got):
     await bus.subscribe(f"{namespace}.big", got)
     bus.publish(f"{namespace}.big", b"x" * bus.max_payload)
     (message,) = await got.count(1)
@@ -361,8 +338,7 @@ async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refuse
     assert bus.connected
 
 
-async def test_headers_count_against_max_payload(connect, namespace):
-    bus = await connect()
+async def test_headers_count_against_max_payload(bus, namespace):
     with pytest.raises(PayloadTooLarge):
         bus.publish(f"{namespace}.big", b"x" * bus.max_payload, headers={"A": "b"})
     with pytest.raises(PayloadTooLarge):
@@ -371,9 +347,10 @@ async def test_headers_count_against_max_payload(connect, namespace):
     assert bus.connected
 
 
-@in_rows("subject", ["", "a b", "a..b", ".a", "a.", ".", "a.*", "a.>", "a\r\nPUB b 0", "a\tb", "a\n", "ä b", "a.ä."])
-async def test_what_is_no_subject_cannot_be_published_to(connect, subject):
-    bus = await connect()
+@in_rows(
+    "subject", ["", "a b", "a..b", ".a", "a.", ".", "a.*", "a.>", ">", "\r\nPUB b 0", "a\tb", "a\n", "ä b", "a.ä."]
+)
+async def test_what_is_no_subject_cannot_be_published_to(bus, subject):
     for sibling in ("b", "a.b"):  # what was checked before does not make its siblings valid
         bus.publish(sibling, b"")
     with pytest.raises(InvalidName):
@@ -382,9 +359,8 @@ async def test_what_is_no_subject_cannot_be_published_to(connect, subject):
         await bus.request(subject, b"", timeout_s=1)
 
 
-@in_rows("subject", ["", "a b", "a..b", ".a", "a.", "a.>.b"])
-async def test_what_is_no_subject_cannot_be_subscribed(connect, subject):
-    bus = await connect()
+@in_rows("subject", ["", ".", "a b", "a..b", ".a", "a.", "a.>.b"])
+async def test_what_is_no_subject_cannot_be_subscribed(bus, subject):
     with pytest.raises(InvalidName):
         await bus.subscribe(subject, lambda message: None)
 
@@ -392,9 +368,8 @@ async def test_what_is_no_subject_cannot_be_subscribed(connect, subject):
 # -- the connection -----------------------------------------------------------------------------------------------
 
 
-async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(connect, namespace):
+async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(connect, namespace, got, events):
     one, two = await connect(), await connect()
-    got, events = collect(), collect()
     await two.subscribe(f"{namespace}.a", got)
     await two.flush()
     one.on_connection(events)
@@ -407,17 +382,14 @@ async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(
     assert events.items == [ConnectionEvent.CLOSED]
     with pytest.raises(ClosedError):
         one.publish(f"{namespace}.a", b"")
-    with pytest.raises(ClosedError):
-        await one.request(f"{namespace}.a", b"", timeout_s=1)
-    with pytest.raises(ClosedError):
-        await one.subscribe(f"{namespace}.a", got)
-    with pytest.raises(ClosedError):
-        await one.flush()
+    subject = f"{namespace}.a"
+    for refused in (one.request(subject, b"", timeout_s=1), one.subscribe(subject, got), one.flush()):
+        with pytest.raises(ClosedError):
+            await refused
 
 
-async def test_closing_ends_requests_that_wait(connect, namespace):
+async def test_closing_ends_requests_that_wait(connect, namespace, got):
     one, two = await connect(), await connect()
-    got = collect()
     await two.subscribe(f"{namespace}.mute", got)
     await two.flush()
     request = asyncio.ensure_future(one.request(f"{namespace}.mute", b"", timeout_s=60))
@@ -427,8 +399,7 @@ async def test_closing_ends_requests_that_wait(connect, namespace):
         await request
 
 
-async def test_a_listener_of_the_connection_can_be_removed(connect):
-    bus = await connect()
+async def test_a_listener_of_the_connection_can_be_removed(bus):
     kept, removed = collect(), collect()
     bus.on_connection(kept)
     stop = bus.on_connection(removed)
@@ -439,9 +410,7 @@ async def test_a_listener_of_the_connection_can_be_removed(connect):
     assert removed.items == []
 
 
-async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(connect, caplog):
-    bus = await connect()
-    events = collect()
+async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(bus, caplog, events):
 
     def bad(event):
         raise ZeroDivisionError("planted")
@@ -453,8 +422,7 @@ async def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(conn
     assert "planted" in caplog.text
 
 
-async def test_writable_returns_at_once_when_little_is_buffered(connect):
-    bus = await connect()
+async def test_writable_returns_at_once_when_little_is_buffered(bus):
     with pytest.raises(StopIteration):
         bus.writable().send(None)  # it does not wait, not even for the next turn
 

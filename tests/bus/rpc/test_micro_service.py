@@ -42,12 +42,7 @@ async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the
     await responder.start()
     await bus.flush()
     suffix = suffix.format(id=responder.id)
-    identity = {
-        "name": "gangline-worker",
-        "id": responder.id,
-        "version": "0.1.0",
-        "metadata": {"pool": "images"},
-    }
+    identity = {"name": "gangline-worker", "id": responder.id, "version": "0.1.0", "metadata": {"pool": "images"}}
     assert await ask(asker, f"$SRV.PING{suffix}", responder.id) == [
         {"type": "io.nats.micro.v1.ping_response", **identity}
     ]
@@ -57,12 +52,7 @@ async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the
         **identity,
         "description": "Runs tasks",
         "endpoints": [
-            {
-                "name": "frames",
-                "subject": "gangline.worker.images.w1.*",
-                "queue_group": "",
-                "metadata": {"a": "b"},
-            }
+            {"name": "frames", "subject": "gangline.worker.images.w1.*", "queue_group": "", "metadata": {"a": "b"}}
         ],
     }
     (stats,) = await ask(asker, f"$SRV.STATS{suffix}", responder.id)
@@ -70,8 +60,7 @@ async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", stats["started"])
 
 
-async def test_counters_are_shown_as_the_protocol_wants_them(connect):
-    bus = await connect()
+async def test_counters_are_shown_as_the_protocol_wants_them(bus):
     counters = [EndpointStatistics(name="frames", requests=4, errors=1, last_error="503:x", processing_s=2.0)]
     responder = MicroService(bus, lambda: DESCRIPTION, statistics=lambda: counters)
     await responder.start()
@@ -94,8 +83,7 @@ async def test_counters_are_shown_as_the_protocol_wants_them(connect):
     assert stats["endpoints"][0]["average_processing_time"] == 0
 
 
-async def test_after_stop_nobody_answers_and_both_may_be_called_twice(connect):
-    bus = await connect()
+async def test_after_stop_nobody_answers_and_both_may_be_called_twice(bus, got):
     responder = MicroService(bus, lambda: DESCRIPTION, instance="mine")
     await responder.stop()
     await responder.start()
@@ -103,15 +91,13 @@ async def test_after_stop_nobody_answers_and_both_may_be_called_twice(connect):
     assert len(await ask(bus, "$SRV.PING.gangline-worker.mine", "mine")) == 1
     await responder.stop()
     await responder.stop()
-    got = collect()
     await bus.subscribe(f"{bus.inbox}.x", got)
     bus.publish("$SRV.PING.gangline-worker.mine", b"", reply=f"{bus.inbox}.x")
     (message,) = await got.count(1)
     assert message.headers["Status"] == "503"
 
 
-async def test_the_description_is_that_of_the_moment(connect):
-    bus = await connect()
+async def test_the_description_is_that_of_the_moment(bus):
     now = DESCRIPTION
     responder = MicroService(bus, lambda: now, instance="mine")
     await responder.start()
@@ -126,8 +112,7 @@ def test_names_and_versions_that_the_protocol_does_not_allow_are_refused(name, v
         ServiceDescription(name=name, version=version)
 
 
-async def test_a_question_without_a_reply_subject_is_ignored(connect, caplog):
-    bus = await connect()
+async def test_a_question_without_a_reply_subject_is_ignored(bus, caplog):
     await MicroService(bus, lambda: DESCRIPTION, instance="mine").start()
     bus.publish("$SRV.PING")
     await bus.flush()

@@ -51,14 +51,18 @@ class Sent:
         self.answers.append(Message(subject=subject, data=data, headers=headers))
 
 
+@pytest.fixture
+def bus() -> Sent:
+    return Sent()
+
+
 def asked(bus: Sent, data: bytes = b"", fields: dict[str, str] | None = None, reply: str = "inbox") -> Responder:
     message = Message(subject="a.b", data=data, headers=fields, reply=reply)
     return Responder(cast("Bus", bus), message, logger_for("test"))
 
 
 @pytest.mark.parametrize("fields", [None, MSGPACK])
-def test_an_answer_has_the_format_of_its_request_and_can_be_read_by_who_asked(fields):
-    bus = Sent()
+def test_an_answer_has_the_format_of_its_request_and_can_be_read_by_who_asked(fields, bus):
     fmt = Format.of(fields)
     responder = asked(bus, codec.encode({"a": 1}, fmt), fields)
     assert responder.body() == {"a": 1}
@@ -70,8 +74,7 @@ def test_an_answer_has_the_format_of_its_request_and_can_be_read_by_who_asked(fi
         parse_answer(answer, Text, "it")
 
 
-def test_only_the_first_answer_counts():
-    bus = Sent()
+def test_only_the_first_answer_counts(bus):
     responder = asked(bus)
     assert responder.is_heard and not responder.answered
     responder.reply(Number(number=1))
@@ -80,15 +83,13 @@ def test_only_the_first_answer_counts():
     assert responder.answered and [answer.data for answer in bus.answers] == [b'{"number":1}']
 
 
-def test_without_a_reply_subject_nothing_is_sent():
-    bus = Sent()
+def test_without_a_reply_subject_nothing_is_sent(bus):
     responder = asked(bus, reply="")
     responder.reply(Number(number=1))
     assert responder.answered and not responder.is_heard and bus.answers == []
 
 
-def test_an_answer_that_cannot_be_sent_is_logged_and_no_more(caplog):
-    bus = Sent()
+def test_an_answer_that_cannot_be_sent_is_logged_and_no_more(caplog, bus):
     bus.is_up = False
     with caplog.at_level("DEBUG", logger="gangline.test"):
         asked(bus).reply(Number(number=1))
@@ -104,8 +105,7 @@ def test_what_does_not_fit_is_answered_shorter_or_with_an_error_that_has_both_si
         raise_if_error(bus.answers[1])
 
 
-def test_results_are_bare_and_name_their_worker():
-    bus = Sent()
+def test_results_are_bare_and_name_their_worker(bus):
     asked(bus).result({"a": 1}, "p.w")
     asked(bus, fields=MSGPACK).result({"a": 1}, "")
     assert (bus.answers[0].data, bus.answers[0].headers) == (b'{"a":1}', {"Gangline-Worker": "p.w"})
@@ -121,8 +121,7 @@ def test_a_result_that_cannot_be_sent_is_an_error():
     assert not responder.answered
 
 
-def test_errors_are_one_line_in_the_header_and_more_in_the_body():
-    bus = Sent()
+def test_errors_are_one_line_in_the_header_and_more_in_the_body(bus):
     asked(bus).fail(TaskFailed("b\u00f6se\r\nzeile", details={"type": "X"}))
     (answer,) = bus.answers
     assert answer.headers == {headers.ERROR: "b\\xf6se zeile", headers.ERROR_CODE: "500"}
@@ -145,8 +144,7 @@ def test_an_error_always_fits(fields: dict[str, str] | None):
     assert str(error_in(odd)) == str(GanglineError("odd"))
 
 
-def test_a_request_in_an_unknown_format_is_answered_in_json():
-    bus = Sent()
+def test_a_request_in_an_unknown_format_is_answered_in_json(bus):
     responder = asked(bus, b"<a/>", {"Content-Type": "text/xml"})
     with pytest.raises(MalformedMessage, match="text/xml") as caught:
         responder.body()
@@ -161,8 +159,7 @@ def test_an_error_without_a_body_is_its_header():
     assert error_in(Message(subject="x", data=b"{}")) is None
 
 
-async def test_each_request_is_counted_and_a_bug_is_told_without_its_details(caplog):
-    bus = Sent()
+async def test_each_request_is_counted_and_a_bug_is_told_without_its_details(caplog, bus):
     counting = CountingResponder(cast("Bus", bus), logger_for("test"))
 
     def handle(body: Any) -> Number:
@@ -188,8 +185,7 @@ async def test_each_request_is_counted_and_a_bug_is_told_without_its_details(cap
     assert [record.action for record in records_of(caplog, "gangline.test")] == ["request.failed"]
 
 
-def test_each_operation_is_served_and_counted_by_its_name(caplog):
-    bus = Sent()
+def test_each_operation_is_served_and_counted_by_its_name(caplog, bus):
     counts = {"add": [4, 1]}
     table = OperationTable("a shop", cast("Bus", bus), logger_for("test"), counts=counts)
     later: list[Responder] = []

@@ -32,28 +32,10 @@ def add(home, name, **values):
 def test_a_context_as_the_cli_writes_it_is_read(home, tmp_path):
     creds = tmp_path / "me.creds"
     creds.write_text("x")
-    add(
-        home,
-        "prod",
-        description="Production",
-        url="nats://a:4222,nats://b:4222",
-        socks_proxy="",
-        token="",
-        user="",
-        password="",
-        creds=str(creds),
-        nkey="",
-        cert="",
-        key="",
-        ca="",
-        nsc="",
-        jetstream_domain="",
-        jetstream_api_prefix="",
-        jetstream_event_prefix="",
-        inbox_prefix="_INBOX_me",
-        user_jwt="",
-        tls_first=True,
-    )
+    identities = ("token", "user", "password", "nkey", "cert", "key", "ca", "nsc", "user_jwt", "socks_proxy")
+    empty = dict.fromkeys((*identities, "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix"), "")
+    values = {"description": "Production", "url": "nats://a:4222,nats://b:4222", "creds": str(creds), "tls_first": True}
+    add(home, "prod", **empty, **values, inbox_prefix="_INBOX_me")
     settings = ConnectionSettings.from_context("prod")
     assert settings.urls == ("nats://a:4222", "nats://b:4222")
     assert settings.credentials_file == creds

@@ -14,11 +14,21 @@ from ...waiting import until
 from ..conftest import bodies, collect, fill
 
 
-async def test_messages_come_in_order_and_never_more_than_were_asked_for(open_stream, task):
-    stream, got = await open_stream(), collect()
+@pytest.fixture
+def consume(stream, task):
+    """Open a consumer of this test's stream, and pull so many messages."""
+
+    async def open_one(handler, pull=0, *, on_lost=None, **settings):
+        consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>"), **settings), handler, on_lost=on_lost)
+        consumer.pull(pull)
+        return consumer
+
+    return open_one
+
+
+async def test_messages_come_in_order_and_never_more_than_were_asked_for(stream, consume, got, task):
     await fill(stream, task("a.x"), 20)
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got)
-    consumer.pull(3)
+    consumer = await consume(got, 3)
     consumer.pull(4)
     await got.count(7)
     assert consumer.wanted == 0
@@ -32,10 +42,8 @@ async def test_messages_come_in_order_and_never_more_than_were_asked_for(open_st
     assert {message.delivered for message in got.items} == {1}
 
 
-async def test_what_is_asked_for_comes_when_it_is_there(open_stream, task):
-    stream, got = await open_stream(), collect()
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got)
-    consumer.pull(5)
+async def test_what_is_asked_for_comes_when_it_is_there(stream, consume, got, task):
+    consumer = await consume(got, 5)
     assert (await consumer.state()).name == "c"
     await stream.publish(task("b.x"), b"not ours")
     await stream.publish(task("a.x"), b"ours")
@@ -47,8 +55,7 @@ async def test_what_is_asked_for_comes_when_it_is_there(open_stream, task):
     assert len(got.items) == 5
 
 
-async def test_pulling_a_little_again_and_again_takes_all(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_pulling_a_little_again_and_again_takes_all(stream, consume, got, task):
     await fill(stream, task("a.x"), 500)
     done = []
 
@@ -58,8 +65,7 @@ async def test_pulling_a_little_again_and_again_takes_all(open_stream, task):
         done.append(message)
         consumer.pull(1)
 
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), take)
-    consumer.pull(64)
+    consumer = await consume(take, 64)
     await got.count(500)
     await consumer.settled()
     assert [message.sequence for message in done] == list(range(1, 501))
@@ -67,11 +73,9 @@ async def test_pulling_a_little_again_and_again_takes_all(open_stream, task):
     assert consumer.wanted == 64
 
 
-async def test_what_is_acknowledged_goes_and_the_rest_stays(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_what_is_acknowledged_goes_and_the_rest_stays(stream, consume, got, task):
     await fill(stream, task("a.x"), 4)
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got)
-    consumer.pull(4)
+    consumer = await consume(got, 4)
     await got.count(4)
     consumer.ack(got.items[0])
     consumer.ack(got.items[2])
@@ -98,11 +102,9 @@ async def test_in_a_stream_with_limits_an_acknowledged_message_stays(open_stream
     assert (await stream.state()).messages == 2
 
 
-async def test_what_is_not_acknowledged_in_time_comes_again(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_what_is_not_acknowledged_in_time_comes_again(stream, consume, got, task):
     await fill(stream, task("a.x"), 3)
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>"), ack_wait_s=0.5), got)
-    consumer.pull(3)
+    consumer = await consume(got, 3, ack_wait_s=0.5)
     await got.count(3)
     consumer.ack(got.items[1])
     await consumer.settled()
@@ -112,11 +114,9 @@ async def test_what_is_not_acknowledged_in_time_comes_again(open_stream, task):
     assert bodies(got.items[3:]) == [b"0", b"2"]
 
 
-async def test_no_more_than_max_pending_are_out_at_once(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_no_more_than_max_pending_are_out_at_once(stream, consume, got, task):
     await fill(stream, task("a.x"), 10)
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>"), max_pending=3), got)
-    consumer.pull(10)
+    consumer = await consume(got, 10, max_pending=3)
     await got.count(3)
     assert (await consumer.state()).unacknowledged == 3
     assert len(got.items) == 3
@@ -134,15 +134,11 @@ async def test_a_work_queue_gives_each_subject_to_one_consumer_only(open_stream,
     with pytest.raises(ConsumerTaken):
         await other.consume("one", ConsumerSettings(filter=task("b.>")), got)
     await other.consume("two", ConsumerSettings(filter=task("b.>")), got)
-    assert {(one.name, one.filter) for one in await stream.consumers()} == {
-        ("one", task("a.>")),
-        ("two", task("b.>")),
-    }
+    assert {(one.name, one.filter) for one in await stream.consumers()} == {("one", task("a.>")), ("two", task("b.>"))}
 
 
-async def test_of_many_who_want_the_same_subjects_one_gets_them(open_stream, task):
+async def test_of_many_who_want_the_same_subjects_one_gets_them(open_stream, task, got):
     streams = [await open_stream() for _ in range(4)]
-    got = collect()
     results = await asyncio.gather(
         *(
             streams[number % 4].consume(f"c-{number}", ConsumerSettings(filter=task("a.>")), got)
@@ -154,19 +150,17 @@ async def test_of_many_who_want_the_same_subjects_one_gets_them(open_stream, tas
     assert all(isinstance(result, ConsumerTaken) for result in results if isinstance(result, BaseException))
 
 
-async def test_a_consumer_tells_what_was_written_on_it(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_a_consumer_tells_what_was_written_on_it(stream, consume, got, task):
     await fill(stream, task("a.x"), 2)
     about = {"dispatcher": "d1", "since": "now"}
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>"), metadata=about), got)
+    consumer = await consume(got, metadata=about)
     assert (await consumer.state()).metadata == about
     (listed,) = await stream.consumers()
     assert (listed.name, listed.filter, listed.pending, listed.unacknowledged) == ("c", task("a.>"), 2, 0)
     assert listed.metadata == about
 
 
-async def test_more_consumers_than_one_page_are_all_listed(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_more_consumers_than_one_page_are_all_listed(stream, got, task):
     for number in range(257):  # a page has 256
         await (await stream.consume(f"c{number}", ConsumerSettings(filter=task(f"e{number}.>")), got)).close()
     assert {one.name for one in await stream.consumers()} == {f"c{number}" for number in range(257)}
@@ -205,11 +199,11 @@ async def test_deleting_a_consumer_gives_what_is_unacknowledged_to_the_next_at_o
     assert len(lost.items) <= 1
 
 
-async def test_a_waiting_consumer_hears_at_once_that_it_is_lost(open_stream, task, never_silent):
-    stream, other = await open_stream(), await open_stream()
-    got, lost = collect(), collect()
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got, on_lost=lambda: lost(1))
-    consumer.pull(1)
+async def test_a_waiting_consumer_hears_at_once_that_it_is_lost(
+    stream, consume, open_stream, task, never_silent, got, lost
+):
+    other = await open_stream()
+    consumer = await consume(got, 1, on_lost=lambda: lost(1))
     await consumer.state()
     await other.delete_consumer("c")
     await lost.count(1)
@@ -222,9 +216,8 @@ async def test_a_waiting_consumer_hears_at_once_that_it_is_lost(open_stream, tas
     await consumer.close()
 
 
-async def test_who_pulls_or_acknowledges_too_late_hears_that_the_consumer_is_lost(open_stream, task):
+async def test_who_pulls_or_acknowledges_too_late_hears_that_the_consumer_is_lost(open_stream, task, got, lost):
     stream, other = await open_stream(), await open_stream()
-    got, lost = collect(), collect()
     await fill(stream, task("a.x"), 1)
     await fill(stream, task("b.x"), 1)
     puller = await stream.consume("puller", ConsumerSettings(filter=task("b.>")), got, on_lost=lambda: lost("puller"))
@@ -242,10 +235,9 @@ async def test_who_pulls_or_acknowledges_too_late_hears_that_the_consumer_is_los
     assert len(got.items) == 1
 
 
-async def test_another_consumer_of_the_same_name_is_not_ours(open_stream, task):
-    stream, other = await open_stream(), await open_stream()
-    got, lost = collect(), collect()
-    ours = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got, on_lost=lambda: lost(1))
+async def test_another_consumer_of_the_same_name_is_not_ours(consume, open_stream, task, got, lost):
+    other = await open_stream()
+    ours = await consume(got, on_lost=lambda: lost(1))
     await other.delete_consumer("c")
     theirs = await other.consume("c", ConsumerSettings(filter=task("a.>")), got)
     with pytest.raises(ConsumerLost):
@@ -271,9 +263,8 @@ async def test_closing_with_delete_makes_room_for_the_next(open_stream, task):
         await first.state()
 
 
-async def test_a_consumer_that_nobody_uses_is_removed_if_that_was_wanted(open_stream, task):
-    stream, got = await open_stream(), collect()
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>"), inactive_s=0.5), got)
+async def test_a_consumer_that_nobody_uses_is_removed_if_that_was_wanted(stream, consume, got):
+    consumer = await consume(got, inactive_s=0.5)
     await consumer.close()
 
     async def removed():
@@ -282,8 +273,7 @@ async def test_a_consumer_that_nobody_uses_is_removed_if_that_was_wanted(open_st
     await until(removed)
 
 
-async def test_a_handler_that_raises_loses_nothing_else(open_stream, task):
-    stream, got = await open_stream(), collect()
+async def test_a_handler_that_raises_loses_nothing_else(stream, consume, got, task):
 
     def fragile(message):
         got(message)
@@ -291,8 +281,7 @@ async def test_a_handler_that_raises_loses_nothing_else(open_stream, task):
             raise ValueError("on purpose")
 
     await fill(stream, task("a.x"), 3)
-    consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), fragile)
-    consumer.pull(3)
+    await consume(fragile, 3)
     await got.count(3)
     assert bodies(got.items) == [b"0", b"1", b"2"]
 
@@ -303,9 +292,8 @@ async def test_a_negative_pull_is_refused(open_stream, task):
         consumer.pull(-1)
 
 
-async def test_a_heartbeat_tells_the_last_delivery(open_stream, task):
+async def test_a_heartbeat_tells_the_last_delivery(stream, task):
     """Which is how the loss of the last messages is noticed."""
-    stream = await open_stream()
     consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), lambda message: None)
     for subject in ("a.x", "b.x", "a.x"):
         await stream.publish(task(subject), b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -52,8 +53,14 @@ async def bus() -> Bus:
     return MemoryServer().connect("history")
 
 
-async def test_records_of_a_second_are_one_message_without_empty_fields(bus):
-    recorder = recorder_on(bus)
+@pytest.fixture
+async def recorder(bus: Bus) -> AsyncIterator[HistoryRecorder]:
+    made = recorder_on(bus)
+    yield made
+    await made.close()
+
+
+async def test_records_of_a_second_are_one_message_without_empty_fields(bus, recorder):
     recorder.record(KIND, pool="images", worker="w1", reason="")
     recorder.record(HistoryKind.WORKER_LEFT, pool="images", worker="w1", slots=3)
     assert recorder.statistics().waiting == 2
@@ -66,11 +73,9 @@ async def test_records_of_a_second_are_one_message_without_empty_fields(bus):
         ("worker_left", ["at", "kind", "pool", "slots", "worker"]),
     ]
     assert recorder.statistics() == history_recorder.HistoryStatistics(written=2, dropped=0, waiting=0)
-    await recorder.close()
 
 
-async def test_closing_writes_what_waits_and_nothing_is_recorded_afterwards(bus):
-    recorder = recorder_on(bus)
+async def test_closing_writes_what_waits_and_nothing_is_recorded_afterwards(bus, recorder):
     for _ in range(BATCH + 1):
         recorder.record(KIND)
     await recorder.close()
@@ -97,9 +102,8 @@ async def test_a_user_who_may_not_make_the_stream_keeps_its_records_until_somebo
     await coordinator.close()
 
 
-async def test_a_history_that_is_lost_again_and_again_is_made_again(bus):
+async def test_a_history_that_is_lost_again_and_again_is_made_again(bus, recorder):
     """A server without its disk, or somebody who deletes the stream."""
-    recorder = recorder_on(bus)
     for reason in ("first", "second", "third"):
         recorder.record(KIND, reason=reason)
         await asyncio.sleep(5)
@@ -107,11 +111,9 @@ async def test_a_history_that_is_lost_again_and_again_is_made_again(bus):
         batch = json.loads(base64.b64decode(json.loads(answer.data)["message"]["data"]))
         assert [record["reason"] for record in batch["records"]] == [reason]
         await bus.api.call(f"STREAM.DELETE.{NAMES.history_stream}", what="delete it")
-    await recorder.close()
 
 
-async def test_what_does_not_fit_is_dropped_oldest_first_and_counted_in_the_next_batch(bus):
-    recorder = recorder_on(bus)
+async def test_what_does_not_fit_is_dropped_oldest_first_and_counted_in_the_next_batch(bus, recorder):
     for number in range(MOST_KEPT + 5):
         recorder.record(KIND, count=number + 1)
     assert recorder.statistics().dropped == 5
@@ -120,7 +122,6 @@ async def test_what_does_not_fit_is_dropped_oldest_first_and_counted_in_the_next
     assert batches[0]["dropped"] == 5
     assert batches[0]["records"][0]["count"] == 6
     assert sum(len(batch["records"]) for batch in batches) == MOST_KEPT
-    await recorder.close()
 
 
 async def test_a_batch_whose_answer_is_lost_is_stored_once(bus, monkeypatch):
@@ -138,7 +139,6 @@ async def test_a_batch_whose_answer_is_lost_is_stored_once(bus, monkeypatch):
     recorder.record(KIND)
     await asyncio.sleep(10)
     assert lost and len(await stored(bus)) == 1
-    await recorder.close()
 
 
 async def test_what_several_record_under_one_id_is_stored_once(bus):
@@ -153,16 +153,14 @@ async def test_what_several_record_under_one_id_is_stored_once(bus):
     assert kinds.count("route_set") == 1 and kinds.count("worker_joined") == 4
 
 
-async def test_an_abandoned_recorder_writes_nothing_more(bus):
-    recorder = recorder_on(bus)
+async def test_an_abandoned_recorder_writes_nothing_more(bus, recorder):
     recorder.record(KIND)
     recorder.abandon()
     await recorder.close()
     assert await stored(bus) == [] and recorder.statistics().dropped == 1
 
 
-async def test_a_closed_connection_fails_no_decision(bus):
-    recorder = recorder_on(bus)
+async def test_a_closed_connection_fails_no_decision(bus, recorder):
     await bus.close()
     recorder.record(KIND)
     await asyncio.sleep(5)
@@ -193,11 +191,10 @@ async def test_a_worker_that_stays_says_once_who_would_keep_its_history(bus, cap
     assert "a coordinator or dispatcher creates one" in caplog.records[-1].getMessage()
 
 
-async def test_last_records_that_are_lost_are_logged_as_lost_and_not_as_retried(bus, caplog, monkeypatch):
+async def test_last_records_that_are_lost_are_logged_as_lost_and_not_as_retried(bus, caplog, monkeypatch, recorder):
     async def request(_subject: str, _data: bytes = b"", **_others: Any) -> Any:
         raise DeadlineExceeded("no answer")
 
-    recorder = recorder_on(bus)
     recorder.record(KIND)
     monkeypatch.setattr(bus, "request", request)
     with caplog.at_level("DEBUG", "gangline.test"):
@@ -207,8 +204,7 @@ async def test_last_records_that_are_lost_are_logged_as_lost_and_not_as_retried(
     assert recorder.statistics().dropped == 1
 
 
-async def test_what_is_short_is_counted_by_group_once_a_minute(bus):
-    recorder = recorder_on(bus)
+async def test_what_is_short_is_counted_by_group_once_a_minute(bus, recorder):
     summary = HistorySummary(recorder, HistoryKind.ATTEMPTS)
     for _ in range(1000):
         summary.add(0.25, pool="images", endpoint="resize")
@@ -221,7 +217,6 @@ async def test_what_is_short_is_counted_by_group_once_a_minute(bus):
     ]
     summary.flush()
     assert recorder.statistics().waiting == 0
-    await recorder.close()
 
 
 def test_settings_come_from_the_environment():

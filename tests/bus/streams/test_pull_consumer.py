@@ -18,20 +18,11 @@ class Link:
     """Notes what is sent; the test plays the server."""
 
     def __init__(self):
-        self.owner = None
-        self.asked = []
-        self.acks = []
-        self.batches = 0
-        self.refused = []
-        self.in_stream = []
-        self.delivered = 0
-        self.ordinal = 0
-        self.there = True
-        self.trouble = None
-        self.looks = 0
-        self.removed = 0
-        self.stopped = 0
-        self.connected = True
+        self.owner = self.trouble = None
+        self.asked, self.acks, self.refused, self.in_stream = [], [], [], []
+        self.batches = self.delivered = self.ordinal = 0
+        self.looks = self.removed = self.stopped = 0
+        self.there = self.connected = True
 
     def _check(self):
         if not self.connected:
@@ -78,10 +69,7 @@ class ScriptedConsumer:
     def __init__(self, hub):
         self.hub = hub
         self.bus = hub.connect("test")
-        self.got = []
-        self.lost = []
-        self.ended = []
-        self.confirmed = []
+        self.got, self.lost, self.ended, self.confirmed = [], [], [], []
         self.link = Link()
         self.consumer = PullConsumer(
             self.bus,
@@ -99,6 +87,27 @@ class ScriptedConsumer:
     async def turn(self):
         for _ in range(3):
             await asyncio.sleep(0)
+
+    async def pull(self, count):
+        self.consumer.pull(count)
+        await self.turn()
+
+    async def ack(self, *sequences):
+        for sequence in sequences:
+            self.consumer.ack(message(sequence))
+        await self.turn()
+
+    async def settling(self, sequence):
+        """Acknowledged, and somebody waits until that is confirmed."""
+        self.consumer.ack(message(sequence))
+        settling = asyncio.ensure_future(self.consumer.settled())
+        await self.turn()
+        return settling
+
+    async def refused(self):
+        """What was refused once the consumer has looked around."""
+        await asyncio.sleep(0.1)
+        return self.link.refused
 
     def deliver(self, *sequences, skip=0):
         for sequence in sequences:
@@ -134,6 +143,7 @@ async def scripted():
 
 
 async def test_what_is_pulled_in_one_turn_makes_one_request(scripted):
+    await scripted.pull(0)
     for _ in range(5):
         scripted.consumer.pull(2)
     assert scripted.link.asked == []
@@ -143,8 +153,7 @@ async def test_what_is_pulled_in_one_turn_makes_one_request(scripted):
 
 
 async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_requests(scripted):
-    scripted.consumer.pull(64)
-    await scripted.turn()
+    await scripted.pull(64)
     for sequence in range(1, 1001):
         scripted.deliver(sequence)
         scripted.consumer.pull(1)
@@ -154,15 +163,8 @@ async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_request
     assert len(scripted.link.asked) <= 1 + 1000 // 32 + 1
 
 
-async def test_pulling_nothing_asks_for_nothing(scripted):
-    scripted.consumer.pull(0)
-    await scripted.turn()
-    assert scripted.link.asked == []
-
-
 async def test_what_an_ended_request_left_is_asked_for_again(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.deliver(1, 2, 3)
     scripted.consumer.on_request_ended(7)
     await scripted.turn()
@@ -170,8 +172,7 @@ async def test_what_an_ended_request_left_is_asked_for_again(scripted):
 
 
 async def test_a_reconnect_asks_for_what_is_outstanding_once_the_consumer_is_known_to_be_there(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.deliver(1, 2)
     scripted.hub.disconnect(scripted.bus)
     scripted.link.connected = False
@@ -186,8 +187,7 @@ async def test_a_reconnect_asks_for_what_is_outstanding_once_the_consumer_is_kno
 
 
 async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(scripted):
-    scripted.consumer.pull(3)
-    await scripted.turn()
+    await scripted.pull(3)
     for _ in range(10):
         await asyncio.sleep(SILENCE_S - 1)
         scripted.beat()
@@ -198,8 +198,7 @@ async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(scripte
 
 
 async def test_nothing_asked_for_is_no_silence(scripted):
-    scripted.consumer.pull(1)
-    await scripted.turn()
+    await scripted.pull(1)
     scripted.deliver(1)
     await asyncio.sleep(60)
     assert scripted.link.looks == 0
@@ -207,19 +206,16 @@ async def test_nothing_asked_for_is_no_silence(scripted):
 
 
 async def test_what_came_too_much_counts_against_the_next_pull(scripted):
-    scripted.consumer.pull(2)
-    await scripted.turn()
+    await scripted.pull(2)
     scripted.consumer.on_trouble()  # the old request is given up, but lives
     await asyncio.sleep(0.1)
     scripted.deliver(1, 2, 3, 4)
     assert scripted.got == [1, 2, 3, 4]
     assert scripted.consumer.wanted == 0
     asked = len(scripted.link.asked)
-    scripted.consumer.pull(2)
-    await scripted.turn()
+    await scripted.pull(2)
     assert len(scripted.link.asked) == asked
-    scripted.consumer.pull(1)
-    await scripted.turn()
+    await scripted.pull(1)
     assert [count for count, _ in scripted.link.asked[asked:]] == [1]
 
 
@@ -227,8 +223,7 @@ async def test_what_came_too_much_counts_against_the_next_pull(scripted):
 
 
 async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(scripted):
-    scripted.consumer.pull(1)
-    await scripted.turn()
+    await scripted.pull(1)
     scripted.link.there = False
     scripted.consumer.on_trouble()
     scripted.consumer.on_trouble()
@@ -238,8 +233,7 @@ async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(script
     assert scripted.link.stopped == 1
     scripted.deliver(1)
     scripted.consumer.pull(5)
-    scripted.consumer.ack(message(1))
-    await scripted.turn()
+    await scripted.ack(1)
     assert scripted.got == []
     assert len(scripted.link.asked) == 1
     assert scripted.link.acks == []
@@ -251,8 +245,7 @@ async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(script
 
 
 async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pauses(scripted):
-    scripted.consumer.pull(1)
-    await scripted.turn()
+    await scripted.pull(1)
     scripted.link.trouble = StorageUnavailable("no leader")
     scripted.consumer.on_trouble()
     await asyncio.sleep(10)
@@ -264,8 +257,7 @@ async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pa
 
 
 async def test_trouble_again_and_again_is_met_at_first_at_once_and_then_with_pauses(scripted):
-    scripted.consumer.pull(1)
-    await scripted.turn()
+    await scripted.pull(1)
     begin = asyncio.get_running_loop().time()
     times = []
     for _ in range(6):
@@ -279,14 +271,12 @@ async def test_trouble_again_and_again_is_met_at_first_at_once_and_then_with_pau
 
 
 async def test_what_was_delivered_and_never_came_is_refused(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.deliver(3, 4)
     scripted.link.in_stream = [3, 4, 6, 8, 9]
     scripted.link.delivered = 8
     scripted.consumer.on_trouble()
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [6, 8]
+    assert await scripted.refused() == [6, 8]
     # One came; the other is refused again when there is trouble again, but not for ever.
     scripted.deliver(6)
     for _ in range(10):
@@ -297,65 +287,53 @@ async def test_what_was_delivered_and_never_came_is_refused(scripted):
 
 
 async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.deliver(1)
     scripted.link.in_stream = [1, 2, 3, 4]
     scripted.deliver(4, skip=2)
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [2, 3]
+    assert await scripted.refused() == [2, 3]
     assert scripted.consumer.wanted == 8
     scripted.deliver(2, 3)
     assert scripted.got == [1, 4, 2, 3]
 
 
 async def test_the_loss_of_the_first_delivery_is_noticed_at_the_next(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.link.in_stream = [1, 2]
     scripted.deliver(2, skip=1)
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1]
+    assert await scripted.refused() == [1]
 
 
 async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(scripted):
-    scripted.consumer.pull(3)
-    await scripted.turn()
+    await scripted.pull(3)
     scripted.link.in_stream = [1, 2, 5]
     scripted.deliver(1)
     scripted.lose(2, 5)
     scripted.beat()
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [2, 5]
+    assert await scripted.refused() == [2, 5]
     assert [count for count, _ in scripted.link.asked] == [3, 2]  # the lost ones used up two of the three
     # One comes; the other is lost again, or its refusal was.
     scripted.deliver(2)
     scripted.beat()
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [2, 5, 5]
+    assert await scripted.refused() == [2, 5, 5]
     scripted.deliver(5)
     scripted.beat()
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [2, 5, 5]
+    assert await scripted.refused() == [2, 5, 5]
     assert scripted.got == [1, 2, 5]
 
 
 async def test_a_redelivery_that_is_lost_is_refused_again_at_the_next_delivery(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.link.in_stream = [1, 2, 3]
     scripted.deliver(2, skip=1)
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1]
+    assert await scripted.refused() == [1]
     scripted.lose(1)
     scripted.deliver(3)
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1, 1]
+    assert await scripted.refused() == [1, 1]
 
 
 async def test_a_gap_is_filled_when_storage_answers_again(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.link.in_stream = [1, 2]
     scripted.link.trouble = StorageUnavailable("no leader")
     scripted.deliver(2, skip=1)
@@ -367,43 +345,34 @@ async def test_a_gap_is_filled_when_storage_answers_again(scripted):
 
 
 async def test_a_message_that_comes_again_tells_that_some_were_lost_but_not_which(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.link.in_stream = [1, 2, 3, 4]
     scripted.deliver(2, skip=1)
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1]
+    assert await scripted.refused() == [1]
     scripted.lose(3)
     scripted.deliver(1)  # the server has delivered more, as its number shows
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1]
+    assert await scripted.refused() == [1]
     scripted.deliver(4)
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1, 3]
+    assert await scripted.refused() == [1, 3]
 
 
 async def test_what_a_new_generation_has_been_told_is_no_gap(scripted):
-    scripted.consumer.pull(10)
-    await scripted.turn()
+    await scripted.pull(10)
     scripted.lose(1)
     scripted.link.in_stream = [1]
     scripted.consumer.on_trouble()
     await asyncio.sleep(0.1)
     scripted.deliver(1)
     scripted.beat()
-    await asyncio.sleep(0.1)
-    assert scripted.link.refused == [1]
+    assert await scripted.refused() == [1]
 
 
 # -- acknowledging ------------------------------------------------------------------------------------------------
 
 
 async def test_acknowledgements_of_one_turn_are_a_batch_that_is_sent_again_until_it_is_confirmed(scripted):
-    scripted.consumer.ack(message(1))
-    scripted.consumer.ack(message(2))
-    await scripted.turn()
-    scripted.consumer.ack(message(3))
-    await scripted.turn()
+    await scripted.ack(1, 2)
+    await scripted.ack(3)
     assert (scripted.link.acks, scripted.link.batches) == ([1, 2, 3], 2)
     scripted.consumer.on_acknowledged(1)
     assert scripted.confirmed == [[1, 2]]
@@ -419,12 +388,9 @@ async def test_acknowledgements_of_one_turn_are_a_batch_that_is_sent_again_until
 
 async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(scripted):
     """Of a batch on its way while the leader changes the last may arrive, and not those before it."""
-    for sequence in (1, 2):
-        scripted.consumer.ack(message(sequence))
-    await scripted.turn()
+    await scripted.ack(1, 2)
     scripted.consumer.on_acknowledged(1)
-    scripted.consumer.ack(message(3))
-    await scripted.turn()
+    await scripted.ack(3)
     scripted.consumer.on_trouble()
     await asyncio.sleep(0.1)
     assert scripted.link.acks == [1, 2, 3, 1, 2, 3]
@@ -435,9 +401,7 @@ async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(scr
 
 async def test_settled_waits_for_those_before_it_only(scripted):
     await scripted.consumer.settled()
-    scripted.consumer.ack(message(1))
-    settling = asyncio.ensure_future(scripted.consumer.settled())
-    await scripted.turn()
+    settling = await scripted.settling(1)
     scripted.consumer.ack(message(2))
     assert not settling.done()
     scripted.consumer.on_acknowledged(1)
@@ -447,8 +411,7 @@ async def test_settled_waits_for_those_before_it_only(scripted):
 async def test_acknowledgements_made_without_a_connection_are_sent_after_it(scripted):
     scripted.hub.disconnect(scripted.bus)
     scripted.link.connected = False
-    scripted.consumer.ack(message(1))
-    await scripted.turn()
+    await scripted.ack(1)
     assert scripted.link.acks == []
     scripted.link.connected = True
     scripted.hub.reconnect(scripted.bus)
@@ -457,14 +420,11 @@ async def test_acknowledgements_made_without_a_connection_are_sent_after_it(scri
 
 
 async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(scripted):
-    scripted.consumer.pull(4)
-    await scripted.turn()
+    await scripted.pull(4)
     scripted.deliver(1, 2)
-    scripted.consumer.ack(message(1))
-    await scripted.turn()
+    await scripted.ack(1)
     scripted.consumer.on_acknowledged(1)
-    scripted.consumer.ack(message(2))
-    await scripted.turn()
+    await scripted.ack(2)
     scripted.deliver(1, 2)
     await scripted.turn()
     assert scripted.got == [1, 2]
@@ -474,9 +434,7 @@ async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_an
 
 
 async def test_settled_fails_when_the_consumer_is_lost(scripted):
-    scripted.consumer.ack(message(1))
-    settling = asyncio.ensure_future(scripted.consumer.settled())
-    await scripted.turn()
+    settling = await scripted.settling(1)
     scripted.link.there = False
     scripted.consumer.on_trouble()
     with pytest.raises(ConsumerLost):
@@ -506,10 +464,7 @@ async def test_closing_waits_for_acknowledgements_but_not_for_long(scripted):
 
 
 async def test_a_closed_bus_closes_the_consumer(scripted):
-    settling = None
-    scripted.consumer.ack(message(1))
-    settling = asyncio.ensure_future(scripted.consumer.settled())
-    await scripted.turn()
+    settling = await scripted.settling(1)
     await scripted.bus.close()
     with pytest.raises(ClosedError):
         await settling

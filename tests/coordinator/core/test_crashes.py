@@ -10,10 +10,6 @@ import pytest
 
 from gangline.bus.port.bus import KvEntry, Message
 from gangline.coordinator.service import Coordinator
-from gangline.schemas.errors.base import GanglineError
-from gangline.worker.ledger.settings import WorkerSettings
-from gangline.worker.pool.pool import Pool
-from gangline.worker.service import Worker
 
 from ...scale import repetitions
 from ...support.coordinator.rig import CoordinatorSystem
@@ -55,76 +51,45 @@ class Killer:
             asyncio.get_running_loop().call_soon(self.hub.kill, self.victim)
 
 
-async def workers(system: CoordinatorSystem, count: int = 2, slots: int = 2) -> list[Worker]:
-    made = []
-    for number in range(count):
-        name = f"w{number}"
-        pool = Pool("train", slots=slots)
-
-        @pool.task
-        async def nothing() -> None: ...
-
-        worker = Worker(
-            pool, bus=await system.bus(name), names=system.names, settings=WorkerSettings(id=name, node=name)
-        )
-        await system.stack.enter_async_context(worker)
-        made.append(worker)
-    return made
-
-
-async def two_coordinators(system: CoordinatorSystem, hub: Any, step: int) -> tuple[list[Worker], Coordinator, Killer]:
+async def two_coordinators(system: CoordinatorSystem, hub: Any, step: int) -> tuple[Coordinator, Killer]:
     """Two workers, a leader that knows them, a standby, and what will kill the leader."""
-    made = await workers(system)
-    first = await system.coordinator("first")
-    await first.wait_leading()
+    for name in ("w0", "w1"):
+        await system.serve(name, slots=2, node=name)
+    first = await system.lead("first")
     await system.coordinator("second")
     await until(lambda: first.statistics().workers == 2)
-    return made, first, Killer(system, hub, step)
-
-
-async def insist(system: CoordinatorSystem, operation: str, body: dict[str, Any], *, within_s: float = 60.0) -> Any:
-    """Ask until somebody answers who leads; other errors are raised."""
-    async with asyncio.timeout(within_s):
-        while True:
-            try:
-                return await system.owner.ask(operation, body, timeout_s=2.0)
-            except GanglineError as error:
-                if error.code not in ("no_responders", "no_coordinator", "request_timeout"):
-                    raise
-                await asyncio.sleep(0.1)
-
-
-def in_use(made: list[Worker]) -> int:
-    return sum(worker.core.load.ongoing for worker in made)
+    return first, Killer(system, hub, step)
 
 
 @pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
 async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
-    made, first, killer = await two_coordinators(system, hub, step)
+    first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)
     owned = {"id": "mine", "owner_token": "token"}
-    gang = await insist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 30, **owned})
+    gang = await system.insist(
+        "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 30, **owned}, timeout_s=2.0
+    )
     assert (gang["state"], gang["generation"]) == ("formed", 1), killer.steps
-    assert in_use(made) == 4
+    assert system.slots_in_use == 4
     await asyncio.sleep(8)
-    found = await insist(system, "renew", owned)
+    found = await system.insist("renew", owned, timeout_s=2.0)
     assert (found["state"], found["generation"], found["seats"]) == ("formed", 1, gang["seats"]), killer.steps
-    await insist(system, "release", owned)
-    await until(lambda: in_use(made) == 0, within_s=5)
+    await system.insist("release", owned, timeout_s=2.0)
+    await until(lambda: system.slots_in_use == 0, within_s=5)
     assert killer.struck
 
 
 @pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
 async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back(system, hub, step):
-    made, first, killer = await two_coordinators(system, hub, step)
+    first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)
     asked = asyncio.create_task(system.owner.acquire(pool="train", size=4, ttl_s=3))
     await asyncio.sleep(1)
     asked.cancel()
     await asyncio.wait([asked])
     await asyncio.sleep(20)
-    assert in_use(made) == 0, killer.steps
-    again = await insist(system, "acquire", {"pool": "train", "size": 4})
+    assert system.slots_in_use == 0, killer.steps
+    again = await system.insist("acquire", {"pool": "train", "size": 4}, timeout_s=2.0)
     assert again["state"] == "formed"
     members = {entry.key for entry in await system.ledger.entries("member.>")}
     assert members == {f"member.train.w{number}.{again['id']}" for number in (0, 1)}
@@ -133,22 +98,23 @@ async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back
 
 @pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
 async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither_twice(system, hub, step):
-    made, first, killer = await two_coordinators(system, hub, step)
+    first, killer = await two_coordinators(system, hub, step)
     owned = {"id": "mine", "owner_token": "token"}
-    await insist(system, "acquire", {"pool": "train", "size": 4, "ttl_s": 60, "backoff_s": 0, **owned})
+    await system.insist("acquire", {"pool": "train", "size": 4, "ttl_s": 60, "backoff_s": 0, **owned}, timeout_s=2.0)
     killer.arm(first)
     report = {"gang": "mine", "generation": 1, "rank": 1, "cause": "crashed"}
-    await insist(system, "report", report)
+    await system.insist("report", report, timeout_s=2.0)
     async with asyncio.timeout(30):
         while True:
-            found = await insist(system, "get", {"id": "mine"})
+            found = await system.insist("get", {"id": "mine"}, timeout_s=2.0)
             if (found["state"], found["generation"]) == ("formed", 2):
                 break
             if found["generation"] == 1 and killer.struck:
-                await insist(system, "report", report)  # as the worker would: the leader died before it wrote
+                # As the worker would: the leader died before it wrote.
+                await system.insist("report", report, timeout_s=2.0)
             await asyncio.sleep(0.2)
-    assert in_use(made) == 4
+    assert system.slots_in_use == 4
     await asyncio.sleep(8)
-    assert (await insist(system, "get", {"id": "mine"}))["generation"] == 2, killer.steps
-    await insist(system, "release", owned)
-    await until(lambda: in_use(made) == 0, within_s=5)
+    assert (await system.insist("get", {"id": "mine"}, timeout_s=2.0))["generation"] == 2, killer.steps
+    await system.insist("release", owned, timeout_s=2.0)
+    await until(lambda: system.slots_in_use == 0, within_s=5)

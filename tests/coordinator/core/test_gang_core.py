@@ -42,15 +42,12 @@ def test_two_gangs_of_two_on_three_slots_never_deadlock():
     world = world_of(1, 1, 1)
     for number in range(repetitions(10, whole=100)):
         first = world.acquire(f"a{number}", 2)
-        second = world.acquire(f"b{number}", 2)
-        world.flush()
+        second = world.acquire(f"b{number}", 2, flush=True)
         assert world.answers[first].reply is not None
         assert second not in world.answers
-        world.release(f"a{number}")
-        world.flush()
+        world.release(f"a{number}", flush=True)
         assert world.answers[second].reply is not None
-        world.release(f"b{number}")
-        world.flush()
+        world.release(f"b{number}", flush=True)
     assert not world.core.gangs()
     assert all(worker.load.ongoing == 0 for worker in world.workers.values())
 
@@ -59,10 +56,8 @@ def test_members_parts_and_the_rendezvous_are_told_to_the_owner():
     world = World()
     world.add_worker("c", 1, pool="cpu", node="host1")
     world.add_worker("s", 2, pool="lic", node="host2")
-    world.elect()
-    world.flush()
-    asked = world.acquire("a", bundles=[{"pool": "cpu", "extras": [{"pool": "lic", "slots": 2}]}])
-    world.flush()
+    world.elect(flush=True)
+    asked = world.acquire("a", bundles=[{"pool": "cpu", "extras": [{"pool": "lic", "slots": 2}]}], flush=True)
     reply = world.answers[asked].reply
     assert [(seat.rank, seat.part, seat.pool, seat.slots) for seat in reply.seats] == [
         (0, 0, "cpu", 1),
@@ -77,10 +72,8 @@ def test_members_parts_and_the_rendezvous_are_told_to_the_owner():
 def test_acquire_sent_again_finds_the_same_gang():
     world = world_of(1, 1)
     first = world.acquire("a", 2)
-    second = world.acquire("a", 2)
-    world.flush()
-    third = world.acquire("a", 2)
-    world.flush()
+    second = world.acquire("a", 2, flush=True)
+    third = world.acquire("a", 2, flush=True)
     fences = {world.answers[asked].reply.fence for asked in (first, second, third)}
     assert len(fences) == 1
     assert len(world.core.gangs()) == 1
@@ -100,14 +93,12 @@ def test_acquire_sent_again_renews_the_gang():
 
 def test_one_that_does_not_wait_is_answered_when_the_ledger_has_its_place():
     world = world_of(1)
-    world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, flush=True)
     asked = world.acquire("b", 1, wait=False)
     assert asked not in world.answers
     world.flush()
     assert world.answers[asked].reply.state is GangState.QUEUED
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     assert world.states() == {"a": "formed", "b": "queued"}
 
 
@@ -124,8 +115,7 @@ def test_one_that_does_not_wait_is_answered_when_the_ledger_has_its_place():
 )
 def test_what_can_never_be_formed_is_refused_at_once(asked, said):
     world = world_of(2, 1)
-    world.acquire("busy", 3)
-    world.flush()
+    world.acquire("busy", 3, flush=True)
     error = error_of(world, world.acquire("a", **asked))
     assert isinstance(error, GangImpossible)
     assert said in error.message
@@ -133,8 +123,7 @@ def test_what_can_never_be_formed_is_refused_at_once(asked, said):
 
 def test_a_deadline_ends_the_wait_and_says_what_stood_in_the_way():
     world = world_of(1)
-    world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, flush=True)
     asked = world.acquire("b", 1, deadline_s=2.0)
     world.advance(1.9)
     assert asked not in world.answers
@@ -146,8 +135,7 @@ def test_a_deadline_ends_the_wait_and_says_what_stood_in_the_way():
 
 def test_the_queue_has_a_bound():
     world = world_of(1, settings=CoordinatorSettings(max_queued=1))
-    world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, flush=True)
     world.acquire("b", 1)
     assert isinstance(error_of(world, world.acquire("c", 1)), QueueFull)
 
@@ -157,8 +145,7 @@ def test_the_queue_has_a_bound():
 
 def test_only_the_owner_renews_and_releases():
     world = world_of(1)
-    world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, flush=True)
     for ask in (world.renew, world.release):
         assert isinstance(error_of(world, ask("a", owner_token="stranger")), NotOwner)
         assert isinstance(error_of(world, ask("b")), UnknownGang)
@@ -169,13 +156,12 @@ def test_only_the_owner_renews_and_releases():
 
 def test_release_is_answered_when_every_slot_is_back_and_again_with_the_same():
     world = world_of(1)
-    world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, flush=True)
     asked = world.release("a")
     assert asked not in world.answers
     world.flush()
     assert world.answers[asked].reply.state is GangState.ENDED
-    assert world.workers[WorkerId("p", "w0")].load.ongoing == 0
+    assert world.worker("w0").load.ongoing == 0
     assert world.answers[world.release("a")].reply.state is GangState.ENDED
     assert isinstance(error_of(world, world.renew("a")), GangEnded)
     assert isinstance(error_of(world, world.acquire("a", 1)), GangEnded)
@@ -187,8 +173,7 @@ def test_a_release_while_the_commit_is_on_its_way_ends_the_gang_after_it():
     world.deliver()
     world.deliver()
     assert world.network[0][0] == "commit form a"
-    released = world.release("a")
-    world.flush()
+    released = world.release("a", flush=True)
     assert world.answers[released].reply.state is GangState.ENDED
     assert asked in world.answers
     assert not world.ledger.members()
@@ -196,11 +181,9 @@ def test_a_release_while_the_commit_is_on_its_way_ends_the_gang_after_it():
 
 def test_an_owner_that_waits_hears_of_the_failure():
     world = world_of(1)
-    world.acquire("a", 1, restart="fail")
-    world.flush()
-    world.report(world.workers[WorkerId("p", "w0")], "a", MemberCause.FAILED_AT_START)
-    asked = world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, restart="fail", flush=True)
+    world.report(world.worker("w0"), "a", MemberCause.FAILED_AT_START)
+    asked = world.acquire("a", 1, flush=True)
     late = world.acquire("a", 1)
     assert world.answers[asked].reply is not None
     assert isinstance(error_of(world, late), GangEnded)
@@ -209,15 +192,12 @@ def test_an_owner_that_waits_hears_of_the_failure():
 
 def test_a_gang_that_uses_up_its_restarts_ends_and_says_so_to_those_who_wait():
     world = world_of(1)
-    world.acquire("a", 1, max_restarts=1, backoff_s=5.0)
-    world.flush()
-    world.report(world.workers[WorkerId("p", "w0")], "a")
-    world.flush()
+    world.acquire("a", 1, max_restarts=1, backoff_s=5.0, flush=True)
+    world.report(world.worker("w0"), "a", flush=True)
     asked = world.acquire("a", 1)
     world.advance(6.0)
     assert world.answers[asked].reply.generation == 2
-    world.report(world.workers[WorkerId("p", "w0")], "a")
-    world.flush()
+    world.report(world.worker("w0"), "a", flush=True)
     assert world.states() == {}
     assert world.core.get("a").reason == "crashed"
     assert not isinstance(error_of(world, asked), GangFailed)
@@ -228,20 +208,17 @@ def test_a_gang_that_uses_up_its_restarts_ends_and_says_so_to_those_who_wait():
 
 def test_priority_goes_before_age():
     world = world_of(1)
-    world.acquire("first", 1)
-    world.flush()
+    world.acquire("first", 1, flush=True)
     world.acquire("old", 1)
     world.advance(0.1)
     world.acquire("high", 1, priority=1)
-    world.release("first")
-    world.flush()
+    world.release("first", flush=True)
     assert world.states() == {"old": "queued", "high": "formed"}
 
 
 def test_a_gang_that_nobody_asks_for_any_more_leaves_the_queue_and_what_was_kept_for_it_is_free():
     world = world_of(1, 1)
-    world.acquire("first", 1)
-    world.flush()
+    world.acquire("first", 1, flush=True)
     head = world.acquire("head", 2, ttl_s=3.0)
     world.acquire("behind", 2, ttl_s=60.0)
     world.advance(2.9)
@@ -250,15 +227,13 @@ def test_a_gang_that_nobody_asks_for_any_more_leaves_the_queue_and_what_was_kept
     assert "head" not in world.states()
     error = world.answers[head].error
     assert isinstance(error, GangNotFormed) and "was not asked for again for its ttl_s of 3 s" in error.message
-    world.release("first")
-    world.flush()
+    world.release("first", flush=True)
     assert world.states()["behind"] == "formed"
 
 
 def test_a_gang_that_is_asked_for_again_or_renewed_keeps_its_place():
     world = world_of(1, 1)
-    world.acquire("first", 1, ttl_s=600.0)
-    world.flush()
+    world.acquire("first", 1, ttl_s=600.0, flush=True)
     world.acquire("asks", 2, ttl_s=3.0)
     world.acquire("renews", 2, ttl_s=3.0)
     for _ in range(10):
@@ -270,27 +245,22 @@ def test_a_gang_that_is_asked_for_again_or_renewed_keeps_its_place():
 
 def test_a_gang_is_renewed_from_its_grant_on_by_whoever_only_waited_for_the_answer():
     world = world_of(1, 1)
-    world.acquire("first", 1)
-    world.flush()
+    world.acquire("first", 1, flush=True)
     world.acquire("patient", 2, ttl_s=10.0)
     world.advance(9.0)
-    world.release("first")
-    world.flush()
+    world.release("first", flush=True)
     world.advance(9.0)
     assert world.states()["patient"] == "formed"
 
 
 def test_back_fill_never_takes_what_the_head_waits_for():
     world = world_of(1, 1, 1)
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     world.acquire("head", 3)
-    world.acquire("small", 1)
-    world.flush()
+    world.acquire("small", 1, flush=True)
     assert world.states()["small"] == "queued"
     assert "is ahead and needs it" in world.core.why("small").lacks[0]
-    world.release("a")
-    world.flush()
+    world.release("a", flush=True)
     assert world.states() == {"head": "formed", "small": "queued"}
 
 
@@ -298,11 +268,9 @@ def test_back_fill_uses_what_the_head_does_not_wait_for():
     world = world_of(1, 1, 1)
     world.add_worker("x", 1, pool="q")
     world.flush()
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     world.acquire("head", 2, strategy="strict_spread")
-    world.acquire("other", 1, pool="q")
-    world.flush()
+    world.acquire("other", 1, pool="q", flush=True)
     assert world.states() == {"a": "formed", "head": "queued", "other": "formed"}
 
 
@@ -331,28 +299,26 @@ def test_a_gang_of_8_is_not_starved_by_a_flood_of_plain_tasks():
 
 def test_slots_kept_are_given_back_when_the_head_gives_up():
     world = world_of(2)
-    worker = world.workers[WorkerId("p", "w0")]
+    worker = world.worker("w0")
     worker.plain = 1
     heartbeats(world)
     world.acquire("a", 2)
     world.advance(6.0)
     assert worker.kept == {"a": 1}
-    world.release("a")
-    world.flush()
+    world.release("a", flush=True)
     assert not worker.kept
 
 
 def test_slots_that_are_kept_are_not_said_to_be_in_use_by_tasks():
     world = world_of(2)
-    worker = world.workers[WorkerId("p", "w0")]
+    worker = world.worker("w0")
     worker.plain = 1
     heartbeats(world)
     world.acquire("head", 2)
     world.advance(6.0)
     world.heartbeat(worker)
     world.flush()
-    world.acquire("next", 1)
-    world.flush()
+    world.acquire("next", 1, flush=True)
     head, after = world.core.why("head"), world.core.why("next")
     assert (worker.kept, head.kept) == ({"head": 1}, {"p.w0": 1})
     assert [(item.holder, item.slots) for item in head.obstacles] == [("tasks", 1)]
@@ -362,9 +328,8 @@ def test_slots_that_are_kept_are_not_said_to_be_in_use_by_tasks():
 
 def test_the_head_of_the_queue_is_not_among_its_own_obstacles():
     world = world_of(3)
-    worker = world.workers[WorkerId("p", "w0")]
-    world.acquire("before", 1)
-    world.flush()
+    worker = world.worker("w0")
+    world.acquire("before", 1, flush=True)
     worker.plain = 1
     world.heartbeat(worker)
     world.flush()
@@ -380,7 +345,7 @@ def test_the_head_of_the_queue_is_not_among_its_own_obstacles():
 
 def test_the_head_may_give_up_in_the_very_moment_in_which_its_keeps_are_renewed():
     world = world_of(2)
-    worker = world.workers[WorkerId("p", "w0")]
+    worker = world.worker("w0")
     worker.plain = 1
     heartbeats(world)
     settings = world.settings
@@ -398,8 +363,7 @@ def test_only_lower_priority_is_preempted_and_only_what_is_needed():
     for number in range(4):
         world.acquire(f"low{number}", 1, priority=number)
         world.advance(0.01)
-    world.acquire("high", 2, priority=2, preempt=True)
-    world.flush()
+    world.acquire("high", 2, priority=2, preempt=True, flush=True)
     states = world.states()
     assert states["high"] == "formed"
     assert [gang for gang, step in states.items() if step == "queued"] == ["low0", "low1"]
@@ -412,9 +376,8 @@ def test_only_lower_priority_is_preempted_and_only_what_is_needed():
 
 def test_a_dead_worker_is_found_by_two_pings_without_responders():
     world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    world.crash(world.workers[WorkerId("p", "w0")])
+    world.acquire("a", 2, flush=True)
+    world.crash(world.worker("w0"))
     killed = world.now
     world.advance(0.9)
     torn = [event for event in world.events if event.kind.value == "torn_down"]
@@ -426,10 +389,8 @@ def test_a_dead_worker_is_found_by_two_pings_without_responders():
 
 def test_a_worker_in_a_new_epoch_has_lost_its_members():
     world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    world.restart(world.workers[WorkerId("p", "w1")])
-    world.flush()
+    world.acquire("a", 2, flush=True)
+    world.restart(world.worker("w1"), flush=True)
     assert world.core.get("a").reason.startswith("epoch_changed")
 
 
@@ -439,7 +400,7 @@ def test_a_form_that_was_lost_is_sent_again():
     while not world.network[0][0].startswith("form"):
         world.deliver()
     world.lose()
-    worker = world.workers[WorkerId("p", "w0")]
+    worker = world.worker("w0")
     assert "a" not in worker.members
     world.advance(3.0)
     assert worker.members["a"].generation == 1
@@ -448,9 +409,8 @@ def test_a_form_that_was_lost_is_sent_again():
 
 def test_a_worker_that_never_confirms_is_waited_for_no_longer_than_the_grace():
     world = world_of(1, 1)
-    world.acquire("a", 2, grace_s=2.0, max_restarts=0)
-    world.flush()
-    world.report(world.workers[WorkerId("p", "w0")], "a")
+    world.acquire("a", 2, grace_s=2.0, max_restarts=0, flush=True)
+    world.report(world.worker("w0"), "a")
     for _ in range(60):
         world.advance(0.1, flush=False)
         for index in range(len(world.network) - 1, -1, -1):
@@ -465,17 +425,15 @@ def test_a_worker_that_never_confirms_is_waited_for_no_longer_than_the_grace():
 
 def test_a_repair_that_finds_no_room_becomes_a_restart_of_the_gang():
     world = world_of(1, 1)
-    world.acquire("a", 2, restart="restart_member")
-    world.flush()
-    world.crash(world.workers[WorkerId("p", "w0")])
+    world.acquire("a", 2, restart="restart_member", flush=True)
+    world.crash(world.worker("w0"))
     world.advance(2.0)
     assert world.states() == {"a": "repairing"}
     assert "no room for the lost rank" in world.core.why("a").lacks[0]
     world.advance(10.0)
     assert world.states() == {"a": "queued"}
     assert all(not worker.members for worker in world.workers.values())
-    world.restart(world.workers[WorkerId("p", "w0")])
-    world.flush()
+    world.restart(world.worker("w0"), flush=True)
     assert world.core.get("a").state is GangState.FORMED
 
 
@@ -488,8 +446,7 @@ def test_a_gang_that_fails_again_and_again_starts_members_no_faster_than_its_bac
 ) -> None:
     """It is half of 1, 2, 4, 8, 16 s at least. `restart_member` once replaced a member as often as it failed."""
     world = world_of(*[2] * size)
-    world.acquire("a", size, restart=restart, strategy="spread", max_restarts=1000, backoff_s=1.0)
-    world.flush()
+    world.acquire("a", size, restart=restart, strategy="spread", max_restarts=1000, backoff_s=1.0, flush=True)
     for _ in range(300):
         world.advance(0.1)
         gang = world.core.get("a")
@@ -561,9 +518,8 @@ def test_a_worker_lost_while_its_commit_is_on_the_way_fails_the_gang_once_it_is_
     world.acquire("a", 2)
     while world.network[0][0] != "commit form a":
         world.deliver()
-    worker = world.workers[WorkerId("p", "w0")]
-    world.crash(worker)
-    world.gone(worker)
+    worker = world.worker("w0")
+    world.crash(worker, noticed=True)
     world.deliver()
     assert len(world.ledger.members()) == 2, "the batch was on its way already"
     world.flush()
@@ -589,11 +545,8 @@ def test_an_owner_that_waited_longer_than_its_time_to_live_for_the_commit_has_al
 @pytest.mark.parametrize("by", ["renewal", "the same request"])
 def test_an_owner_that_is_heard_while_a_repair_is_committed_keeps_its_gang(by):
     world = world_of(1, 1, 1)
-    world.acquire("a", 2, ttl_s=1.0, restart="restart_member")
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if "a" in worker.members)
-    world.crash(worker)
-    world.gone(worker)
+    world.acquire("a", 2, ttl_s=1.0, restart="restart_member", flush=True)
+    world.crash(world.holder("a"), noticed=True)
     while not world.network[0][0].startswith("commit"):
         world.deliver()
     world.advance(1.5, flush=False)  # its owner is given up, once the commit is answered

@@ -29,8 +29,7 @@ def test_leadership_lost_drops_everything_and_only_stops():
 
 def test_gangs_go_on_undisturbed_under_a_new_leader():
     world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     before = world.core.get("a")
     world.elect()
     world.advance(5.0)
@@ -42,9 +41,8 @@ def test_gangs_go_on_undisturbed_under_a_new_leader():
 
 def test_a_worker_that_died_while_nobody_led_is_found_by_the_new_leader():
     world = world_of(1, 1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    holder = next(worker for worker in world.workers.values() if worker.members)
+    world.acquire("a", 2, flush=True)
+    holder = world.holder()
     world.crash(holder)
     world.elect()
     world.advance(2.0)
@@ -54,13 +52,11 @@ def test_a_worker_that_died_while_nobody_led_is_found_by_the_new_leader():
 
 def test_a_half_torn_gang_is_torn_down_to_its_end():
     world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     world.release("a")
     world.deliver()
     assert world.ledger.gangs()["a"].state is GangState.TEARING_DOWN
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     assert world.states() == {}
     assert all(not worker.members for worker in world.workers.values())
 
@@ -74,23 +70,20 @@ def leak(world: World, gang: str, worker: str) -> str:
 
 def test_leaked_member_records_are_removed_on_what_was_read():
     world = world_of(1, 1)
-    world.acquire("a", 1)
-    world.flush()
+    world.acquire("a", 1, flush=True)
     key = leak(world, "ghost", "w0")
     world.to_leader(on.MembersRead, members=tuple(world.ledger.members()))
     world.flush()
     assert key not in world.ledger.keys
     assert len(world.ledger.members()) == 1
     key = leak(world, "ghost", "w0")
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     assert key not in world.ledger.keys
 
 
 def test_a_ledger_that_vanished_is_written_again():
     world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     kept = dict(world.ledger.keys)
     world.ledger.keys.clear()
     fence = world.ledger.put("leader", kept["leader"][0])
@@ -136,11 +129,9 @@ def deliver_until(world: World, what: str) -> None:
 
 def test_a_gang_that_is_being_repaired_when_the_ledger_vanishes_is_written_again_though_the_swap_is_refused():
     world = world_of(1, 1, 1)
-    world.acquire("a", 2, restart="restart_member", strategy="spread")
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if worker.members)
-    world.crash(worker)
-    world.gone(worker)
+    world.acquire("a", 2, restart="restart_member", strategy="spread", flush=True)
+    worker = world.holder()
+    world.crash(worker, noticed=True)
     deliver_until(world, "commit rejoin a")
     world.lose_the_ledger()
     world.flush()
@@ -154,10 +145,8 @@ def test_a_gang_that_is_being_repaired_when_the_ledger_vanishes_is_written_again
 
 def test_a_member_lost_before_the_ledger_vanishes_counts_once_for_the_next_leader_too():
     world = world_of(1, 1)
-    world.acquire("a", 2, restart="restart_member", strategy="spread", max_restarts=1)
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if worker.members)
-    world.restart(worker)
+    world.acquire("a", 2, restart="restart_member", strategy="spread", max_restarts=1, flush=True)
+    world.restart(world.holder())
     deliver_until(world, "commit rejoin a")
     world.lose_the_ledger()
     world.lose()  # the swap
@@ -176,8 +165,7 @@ def test_a_queued_gang_that_is_being_granted_when_the_ledger_vanishes_keeps_its_
     deliver_until(world, "commit form a")
     world.lose_the_ledger()
     gone = next(iter(world.workers.values()))
-    world.crash(gone)
-    world.gone(gone)
+    world.crash(gone, noticed=True)
     world.flush()
     record = world.ledger.gangs()["a"]
     assert record.state is GangState.QUEUED
@@ -187,8 +175,7 @@ def test_a_queued_gang_that_is_being_granted_when_the_ledger_vanishes_keeps_its_
 
 def test_a_gang_has_waited_since_its_request_under_the_next_leader_too():
     world = world_of(1)
-    world.acquire("holder", 1, ttl_s=1000.0)
-    world.flush()
+    world.acquire("holder", 1, ttl_s=1000.0, flush=True)
     for gang in ("first", "second"):
         world.acquire(gang, 1, wait=False, ttl_s=1000.0)
     world.flush()

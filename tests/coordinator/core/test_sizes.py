@@ -26,27 +26,22 @@ def size_of(world: World, gang: str) -> int:
 
 def test_it_forms_as_soon_as_the_smallest_size_fits_with_as_many_as_are_free():
     world = world_of(1, 1, 1)
-    world.acquire("plain", 2)
-    world.flush()
-    world.acquire("a", (1, 5))
-    world.flush()
+    world.acquire("plain", 2, flush=True)
+    world.acquire("a", (1, 5), flush=True)
     assert size_of(world, "a") == 1
     world.release("plain")
     world.advance(0.1)
     assert size_of(world, "a") == 1, "a generation stays as it is"
-    world.acquire("b", (1, 5))
-    world.flush()
+    world.acquire("b", (1, 5), flush=True)
     assert size_of(world, "b") == 2
 
 
 def test_the_next_generation_is_smaller_or_larger_than_the_one_before():
     world = world_of(2, 2)
-    world.acquire("a", (2, 4), backoff_s=0.0, max_restarts=None)
-    world.flush()
+    world.acquire("a", (2, 4), backoff_s=0.0, max_restarts=None, flush=True)
     assert size_of(world, "a") == 4
     first, second = world.workers.values()
-    world.crash(second)
-    world.gone(second)
+    world.crash(second, noticed=True)
     world.advance(0.1)
     assert size_of(world, "a") == 2
     world.restart(second)
@@ -62,15 +57,12 @@ def test_the_next_generation_is_smaller_or_larger_than_the_one_before():
 def test_a_new_leader_knows_the_range():
     world = world_of(1, 1, 1)
     world.acquire("plain", 1)
-    world.acquire("a", (1, 3), backoff_s=0.0)
-    world.flush()
+    world.acquire("a", (1, 3), backoff_s=0.0, flush=True)
     assert size_of(world, "a") == 2
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     assert size_of(world, "a") == 2
-    world.release("plain")
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if "a" in worker.members)
+    world.release("plain", flush=True)
+    worker = world.holder("a")
     world.report(worker, "a", MemberCause.FAILED)
     world.advance(0.1)
     assert size_of(world, "a") == 3
@@ -79,12 +71,9 @@ def test_a_new_leader_knows_the_range():
 def test_only_the_lost_member_is_replaced_where_the_policy_says_so():
     world = world_of(1, 1, 1)
     world.acquire("plain", 1)
-    world.acquire("a", (1, 8), restart="restart_member")
-    world.flush()
+    world.acquire("a", (1, 8), restart="restart_member", flush=True)
     world.release("plain")
-    lost = next(worker for worker in world.workers.values() if "a" in worker.members)
-    world.crash(lost)
-    world.gone(lost)
+    world.crash(world.holder("a"), noticed=True)
     world.advance(0.5)
     assert size_of(world, "a") == 2
 
@@ -98,25 +87,21 @@ def test_what_cannot_be_formed_at_its_smallest_is_refused_and_says_so_of_that_si
 
 def test_it_takes_no_more_than_its_smallest_while_another_waits_for_that_pool():
     world = world_of(4)
-    world.acquire("all", 4)
-    world.flush()
+    world.acquire("all", 4, flush=True)
     world.acquire("a", (1, 4))
     world.acquire("b", 2)
     world.acquire("c", 3)
-    world.release("all")
-    world.flush()
+    world.release("all", flush=True)
     assert world.states() == {"a": "formed", "b": "formed", "c": "queued"}
     assert size_of(world, "a") == 1, "c waits for three, and may need any that is left"
 
 
 def test_it_leaves_to_others_what_they_take_and_has_the_rest():
     world = world_of(5)
-    world.acquire("all", 5)
-    world.flush()
+    world.acquire("all", 5, flush=True)
     world.acquire("a", (1, 5))
     world.acquire("b", 2)
-    world.release("all")
-    world.flush()
+    world.release("all", flush=True)
     assert world.states() == {"a": "formed", "b": "formed"} and size_of(world, "a") == 3
 
 
@@ -128,11 +113,9 @@ def test_it_leaves_alone_what_the_head_of_the_queue_waits_for():
         world.heartbeat(worker)
     world.acquire("head", 5)
     world.advance(0.1)
-    world.acquire("a", (1, 5))
-    world.flush()
+    world.acquire("a", (1, 5), flush=True)
     assert world.states()["a"] == "queued", "the head needs all there is"
-    world.release("head")
-    world.flush()
+    world.release("head", flush=True)
     assert size_of(world, "a") == 3
 
 
@@ -154,13 +137,11 @@ def test_nobody_who_waits_fares_worse_than_beside_the_smallest_size(slots, plain
             worker.plain = min(used, worker.total - 1)
             world.heartbeat(worker)
         free = sum(worker.load.free for worker in world.workers.values())
-        world.acquire("blocker", free, priority=9)
-        world.flush()
+        world.acquire("blocker", free, priority=9, flush=True)
         world.acquire("a", size, priority=priority, wait_for_workers=True)
         for number, (other, importance) in enumerate(others):
             world.acquire(f"b{number}", other, priority=importance, wait_for_workers=True)
-        world.release("blocker")
-        world.flush()
+        world.release("blocker", flush=True)
         found = world.core.get("a")
         return world.states(), 0 if found is None or not found.seats else found.size
 

@@ -29,8 +29,7 @@ def story(function: Callable[[World], None]) -> Callable[[World], None]:
 
 def begin(world: World, *slots: int) -> list[SimWorker]:
     workers = [world.add_worker(f"w{number}", count) for number, count in enumerate(slots)]
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     world.story.clear()
     return workers
 
@@ -38,24 +37,18 @@ def begin(world: World, *slots: int) -> list[SimWorker]:
 @story
 def a_gang_forms_and_is_released(world: World) -> None:
     begin(world, 2, 2)
-    world.acquire("a", 3)
-    world.flush()
-    world.release("a")
-    world.flush()
+    world.acquire("a", 3, flush=True)
+    world.release("a", flush=True)
 
 
 @story
 def a_gang_with_a_range_of_sizes_has_as_many_members_as_there_is_room_for(world: World) -> None:
     workers = begin(world, 2, 2, 1)
-    world.acquire("a", (2, 4), backoff_s=0.0)
-    world.flush()
-    world.acquire("b", 1)
-    world.flush()
-    world.crash(workers[1])
-    world.gone(workers[1])
+    world.acquire("a", (2, 4), backoff_s=0.0, flush=True)
+    world.acquire("b", 1, flush=True)
+    world.crash(workers[1], noticed=True)
     world.advance(0.1)
-    world.restart(workers[1])
-    world.flush()
+    world.restart(workers[1], flush=True)
     world.report(workers[0], "a", MemberCause.FAILED)
     world.advance(0.1)
 
@@ -64,8 +57,7 @@ def a_gang_with_a_range_of_sizes_has_as_many_members_as_there_is_room_for(world:
 def a_hold_is_refused_and_tried_again(world: World) -> None:
     workers = begin(world, 1, 1)
     workers[1].plain = 1  # the view does not know yet
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     workers[1].plain = 0
     world.heartbeat(workers[1])
     world.advance(0.2)
@@ -85,19 +77,16 @@ def a_commit_is_refused_because_a_worker_registered_anew(world: World) -> None:
 @story
 def a_member_crashes_and_the_gang_is_generation_2(world: World) -> None:
     begin(world, 1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if "a" in worker.members)
-    world.report(worker, "a")
-    world.flush()
+    world.acquire("a", 2, flush=True)
+    worker = world.holder("a")
+    world.report(worker, "a", flush=True)
     world.advance(0.49)
 
 
 @story
 def both_members_crash_and_it_counts_once(world: World) -> None:
     begin(world, 1, 1)
-    world.acquire("a", 2)
-    world.flush()
+    world.acquire("a", 2, flush=True)
     for worker in world.workers.values():
         world.report(worker, "a")
     world.flush()
@@ -110,8 +99,7 @@ def both_members_crash_and_it_counts_once(world: World) -> None:
 @story
 def the_owner_dies(world: World) -> None:
     begin(world, 2)
-    world.acquire("a", 2, ttl_s=1.0)
-    world.flush()
+    world.acquire("a", 2, ttl_s=1.0, flush=True)
     world.advance(0.8)
     world.renew("a")
     world.advance(1.1)
@@ -124,8 +112,7 @@ def the_coordinator_dies_before_the_batch_is_written(world: World) -> None:
     for _ in range(4):
         world.deliver()
     assert world.network[0][0] == "commit form a"
-    world.elect(keep_zombie=True)
-    world.flush()
+    world.elect(keep_zombie=True, flush=True)
     world.acquire("a", 2)
     for worker in world.workers.values():
         world.heartbeat(worker)
@@ -139,8 +126,7 @@ def the_coordinator_dies_after_the_batch_and_before_it_tells(world: World) -> No
     for _ in range(5):
         world.deliver()
     assert world.network[0][0] == "acked form a"
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     world.acquire("a", 2)
 
 
@@ -157,9 +143,8 @@ def the_fate_of_a_commit_is_unknown(world: World) -> None:
 @story
 def a_standing_gang_moves_away_from_a_draining_worker(world: World) -> None:
     begin(world, 1, 1, 1, 1)
-    world.declare("web", 1, size=2)
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if worker.members)
+    world.declare("web", 1, size=2, flush=True)
+    worker = world.holder()
     worker.draining = True
     world.register(worker)
     world.flush()
@@ -181,15 +166,13 @@ def a_replacement_finds_no_room_and_comes_in_the_place_of_the_old_gang(world: Wo
 @story
 def a_gang_leaves_a_draining_worker_though_there_is_no_room_elsewhere(world: World) -> None:
     begin(world, 1, 1)
-    world.declare("web", 1, size=2)
-    world.flush()
+    world.declare("web", 1, size=2, flush=True)
     world.story.clear()
     draining = next(iter(world.workers.values()))
     world.drain(draining, 5.0)
     world.advance(2.0)
     assert not draining.members
-    world.restart(draining)
-    world.flush()
+    world.restart(draining, flush=True)
     assert world.states() == {"web-1-2": "formed"}
 
 
@@ -225,9 +208,8 @@ def a_roll_to_gangs_that_fail_at_their_start_is_stopped(world: World) -> None:
 @story
 def only_the_lost_member_is_replaced(world: World) -> None:
     begin(world, 1, 1, 1)
-    world.acquire("a", 2, restart="restart_member", strategy="spread")
-    world.flush()
-    worker = next(worker for worker in world.workers.values() if worker.members)
+    world.acquire("a", 2, restart="restart_member", strategy="spread", flush=True)
+    worker = world.holder()
     world.crash(worker)
     world.to_leader(on.WorkerGone, worker=worker.id, reason="heartbeat expired")
     world.flush()
@@ -236,12 +218,9 @@ def only_the_lost_member_is_replaced(world: World) -> None:
 @story
 def a_gang_of_higher_priority_preempts(world: World) -> None:
     begin(world, 1, 1)
-    world.acquire("low", 2)
-    world.flush()
-    world.acquire("high", 2, priority=1, preempt=True)
-    world.flush()
-    world.release("high")
-    world.flush()
+    world.acquire("low", 2, flush=True)
+    world.acquire("high", 2, priority=1, preempt=True, flush=True)
+    world.release("high", flush=True)
 
 
 @story

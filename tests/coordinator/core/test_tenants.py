@@ -17,21 +17,12 @@ from gangline.schemas.permissions.quotas import Quota, Quotas
 from gangline.schemas.records.gangs import GangSpec
 
 from ...scale import repetitions
-from ...support.coordinator.world import World
+from ...support.coordinator.world import World, formed, world_of
 from ...support.rows import in_rows
 
 
 def world_with(*slots: int, **quotas: Quota) -> World:
-    world = World(CoordinatorSettings(quotas=Quotas(named=quotas)))
-    for number, count in enumerate(slots):
-        world.add_worker(f"w{number}", count)
-    world.elect()
-    world.flush()
-    return world
-
-
-def formed(world: World) -> list[str]:
-    return sorted(gang for gang, step in world.states().items() if step == "formed")
+    return world_of(*slots, settings=CoordinatorSettings(quotas=Quotas(named=quotas)))
 
 
 def refusal(world: World, asked: int) -> Any:
@@ -47,8 +38,7 @@ def test_a_gang_above_the_quota_waits_until_one_of_its_tenant_ends(quota: Quota)
     assert formed(world) == ["a", "b"]
     why = world.core.why("c")
     assert why is not None and "quota gang" in why.lacks[0]
-    world.release("a")
-    world.flush()
+    world.release("a", flush=True)
     assert formed(world) == ["b", "c"]
 
 
@@ -57,8 +47,7 @@ def test_a_gang_that_waits_for_its_quota_delays_nobody_else():
     world.acquire("a", 1, tenant="lab")
     world.acquire("b", 4, tenant="lab", priority=0)
     world.acquire("c", 1, tenant="shop")
-    world.acquire("d", 1)
-    world.flush()
+    world.acquire("d", 1, flush=True)
     assert formed(world) == ["a", "c", "d"]
 
 
@@ -66,24 +55,20 @@ def test_small_gangs_do_not_pass_a_large_one_of_the_same_tenant():
     world = world_with(8, lab=Quota(gang_slots=4))
     world.acquire("a", 2, tenant="lab")
     world.acquire("large", 4, tenant="lab")
-    world.acquire("small", 1, tenant="lab")
-    world.flush()
+    world.acquire("small", 1, tenant="lab", flush=True)
     assert formed(world) == ["a"]
     why = world.core.why("small")
     assert why is not None and "gang large is ahead of it" in why.lacks[0]
-    world.release("a")
-    world.flush()
+    world.release("a", flush=True)
     assert formed(world) == ["large"]
 
 
 def test_a_gang_behind_the_head_leaves_the_head_its_part_of_the_quota():
     world = world_with(4, 2, lab=Quota(gang_slots=4))
-    world.acquire("plain", 1, slots=3)
-    world.flush()
+    world.acquire("plain", 1, slots=3, flush=True)
     world.acquire("head", 1, slots=4, tenant="lab")  # waits for the first worker
     world.acquire("small", 1, tenant="lab")
-    world.acquire("others", 1)
-    world.flush()
+    world.acquire("others", 1, flush=True)
     assert formed(world) == ["others", "plain"]
     world.release("plain")
     world.advance(1.0)
@@ -93,8 +78,7 @@ def test_a_gang_behind_the_head_leaves_the_head_its_part_of_the_quota():
 def test_a_gang_with_a_range_of_sizes_grows_up_to_the_quota():
     world = world_with(4, 4, lab=Quota(gang_slots=5))
     world.acquire("a", 2, tenant="lab")
-    world.acquire("b", (1, 8), tenant="lab")
-    world.flush()
+    world.acquire("b", (1, 8), tenant="lab", flush=True)
     found = world.core.get("b")
     assert found is not None and (found.step, found.size) == ("formed", 3)
 
@@ -112,15 +96,13 @@ def test_what_a_tenant_has_no_right_to_is_refused_at_once(quota: Quota, more: di
     error = refusal(world, asked)
     assert isinstance(error, NotEntitled) and error.details["quota"] == name and "lab" in error.message
     assert world.core.get("a") is None
-    world.acquire("a", 2, **more)
-    world.flush()
+    world.acquire("a", 2, **more, flush=True)
     assert formed(world) == ["a"], "our own account has no quotas"
 
 
 def test_rights_are_given_by_name():
     world = world_with(2, 2, lab=Quota(priority=5, preempt=True))
-    world.acquire("low", 4)
-    world.flush()
+    world.acquire("low", 4, flush=True)
     world.acquire("high", 4, tenant="lab", priority=5, preempt=True)
     world.advance(10.0)
     assert formed(world) == ["high"]
@@ -129,27 +111,22 @@ def test_rights_are_given_by_name():
 def test_one_more_than_may_wait_is_refused():
     world = world_with(1, lab=Quota(gangs_waiting=2))
     for gang in ("a", "b", "c"):
-        world.acquire(gang, 1, tenant="lab")
-        world.flush()
+        world.acquire(gang, 1, tenant="lab", flush=True)
     error = refusal(world, world.acquire("d", 1, tenant="lab"))
     assert isinstance(error, QuotaExceeded)
     assert error.details == {"tenant": "lab", "quota": "gangs_waiting", "limit": 2, "used": 2}
     world.acquire("e", 1, tenant="shop")
     assert world.core.get("e") is not None
-    world.release("a")
-    world.flush()
+    world.release("a", flush=True)
     world.acquire("d", 1, tenant="lab")
     assert world.core.get("d") is not None
 
 
 def test_a_new_leader_counts_what_there_is():
     world = world_with(4, 4, lab=Quota(gangs=1))
-    world.acquire("a", 2, tenant="lab", ttl_s=10.0)
-    world.flush()
-    world.elect()
-    world.flush()
-    world.acquire("b", 2, tenant="lab", ttl_s=1000.0)
-    world.flush()
+    world.acquire("a", 2, tenant="lab", ttl_s=10.0, flush=True)
+    world.elect(flush=True)
+    world.acquire("b", 2, tenant="lab", ttl_s=1000.0, flush=True)
     assert formed(world) == ["a"]
     world.advance(30.0)  # the owner of a does not come back
     assert formed(world) == ["b"]
@@ -164,19 +141,16 @@ def test_a_gang_that_was_formed_under_a_larger_quota_goes_on():
         world.acquire(gang, 2, tenant="lab", ttl_s=1000.0)
     world.flush()
     world.settings = CoordinatorSettings(quotas=Quotas(named={"lab": Quota(gangs=1)}))
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     assert formed(world) == ["a", "b"]
 
 
 def test_a_gang_that_waits_before_it_restarts_makes_room_for_others_of_its_tenant():
     world = world_with(2, 2, lab=Quota(gangs=1))
     world.acquire("a", 2, tenant="lab", backoff_s=60.0, ttl_s=1000.0)
-    world.acquire("b", 2, tenant="lab", ttl_s=1000.0)
-    world.flush()
+    world.acquire("b", 2, tenant="lab", ttl_s=1000.0, flush=True)
     assert formed(world) == ["a"]
-    worker = next(worker for worker in world.workers.values() if "a" in worker.members)
-    world.report(worker, "a", MemberCause.FAILED)
+    world.report(world.holder("a"), "a", MemberCause.FAILED)
     world.advance(10.0)
     assert formed(world) == ["b"]
 
@@ -228,8 +202,7 @@ def test_a_tenant_that_comes_later_gets_the_slots_that_become_free():
     world.flush()
     assert formed(world) == [f"lab{number}" for number in range(4)], "it borrows what others leave"
     for gang in ("lab0", "lab1"):
-        world.release(gang)
-        world.flush()
+        world.release(gang, flush=True)
     assert formed(world) == ["lab2", "lab3", "shop0", "shop1"]
 
 
@@ -251,8 +224,7 @@ def test_borrowed_slots_are_taken_back_in_bounded_time():
 def test_nobody_is_taken_below_its_guarantee_and_none_of_our_own_account():
     world = world_with(2, 2, shop=Quota(guaranteed=4), lab=Quota(guaranteed=2))
     world.acquire("lab", 2, tenant="lab", ttl_s=1000.0)
-    world.acquire("own", 2, ttl_s=1000.0)
-    world.flush()
+    world.acquire("own", 2, ttl_s=1000.0, flush=True)
     world.acquire("shop", 2, tenant="shop", ttl_s=1000.0)
     world.advance(60.0)
     assert formed(world) == ["lab", "own"]
@@ -260,8 +232,7 @@ def test_nobody_is_taken_below_its_guarantee_and_none_of_our_own_account():
 
 def test_what_is_above_the_guarantee_waits_like_others():
     world = world_with(2, 2, shop=Quota(guaranteed=2))
-    world.acquire("lab", 4, tenant="lab", ttl_s=1000.0)
-    world.flush()
+    world.acquire("lab", 4, tenant="lab", ttl_s=1000.0, flush=True)
     world.acquire("shop", 3, tenant="shop", ttl_s=1000.0)
     world.advance(60.0)
     assert formed(world) == ["lab"]

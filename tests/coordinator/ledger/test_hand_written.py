@@ -88,18 +88,14 @@ async def test_a_record_that_cannot_be_carried_out_is_put_aside_and_the_rest_goe
     await system.worker()
     for name in ("even", "odd"):
         await declare(system, name)
-    coordinator = await system.coordinator()
-    await coordinator.wait_leading()
+    await system.lead()
     assert (await system.event("ready"))["gangset"] == "even"
     assert (await system.owner.acquire(pool="train", size=1))["state"] == "formed"
     told = [line.key for line in caplog.records if getattr(line, "action", "") == "record.unusable"]
     assert told == ["gangset.odd"]
 
 
-async def test_a_declaration_that_cannot_be_carried_out_does_not_touch_a_leader(system, odd_set):
-    await system.worker()
-    coordinator = await system.coordinator()
-    await coordinator.wait_leading()
+async def test_a_declaration_that_cannot_be_carried_out_does_not_touch_a_leader(system, odd_set, leader):
     for name in ("odd", "even"):
         await declare(system, name)
     assert (await system.event("ready"))["gangset"] == "even"
@@ -117,7 +113,7 @@ async def test_a_term_that_could_not_begin_is_given_up_and_tried_again(system, m
 
     monkeypatch.setattr(leadership, "read_ledger", fails_at_first)
     await system.worker()
-    await (await system.coordinator()).wait_leading()
+    await system.lead()
     assert len(terms) == 2
     assert (await system.owner.acquire(pool="train", size=1))["state"] == "formed"
     assert [line.levelname for line in caplog.records if getattr(line, "action", "") == "coordinator.term_failed"]

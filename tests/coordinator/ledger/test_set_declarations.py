@@ -82,9 +82,7 @@ async def declarations() -> AsyncGenerator[Declarations, None]:
     await made.tasks.stop()
 
 
-async def test_one_that_is_deleted_before_its_watch_has_seen_it_restored_is_gone(
-    declarations: Declarations,
-) -> None:
+async def test_one_that_is_deleted_before_its_watch_has_seen_it_restored_is_gone(declarations: Declarations) -> None:
     declarations.bucket.report(declarations.bucket.entry(KvOperation.DELETE))  # the bucket was lost, and is there again
     await until(lambda: declarations.bucket.reads > 0)
     assert declarations.told == [1]

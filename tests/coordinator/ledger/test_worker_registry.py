@@ -63,6 +63,11 @@ class WatchedRegistry:
     async def beat(self, **fields) -> None:
         await self.kv.put(NAMES.alive_key(W1), heartbeat(**fields).model_dump_json().encode(), ttl_s=3)
 
+    async def begin(self) -> None:
+        """It is registered, and lives for a second."""
+        await self.register()
+        await self.live(1)
+
     async def live(self, seconds: int) -> None:
         for _ in range(seconds):
             await self.beat()
@@ -116,8 +121,7 @@ async def test_a_silent_worker_is_gone_when_its_key_has_expired(watched):
 
 
 async def test_a_worker_that_takes_its_key_back_is_gone_at_once(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     await watched.kv.delete(NAMES.alive_key(W1))
     await asyncio.sleep(0.1)
     assert watched.listener.told[-1] == ("gone", "left")
@@ -125,8 +129,7 @@ async def test_a_worker_that_takes_its_key_back_is_gone_at_once(watched):
 
 @pytest.mark.parametrize("left", [True, False])
 async def test_nothing_is_kept_of_a_silent_worker_that_is_gone(watched, left):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     worker_registry = watched.registry
     if left:
         await watched.kv.delete(NAMES.alive_key(W1))
@@ -145,16 +148,14 @@ async def test_nothing_is_kept_of_a_silent_worker_that_is_gone(watched, left):
 
 
 async def test_a_worker_whose_registration_went_lives_while_its_heart_beats(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     await watched.kv.delete(NAMES.registration_key(W1))
     await watched.live(8)
     assert "gone" not in watched.listener.kinds()
 
 
 async def test_an_answer_counts_as_a_heartbeat(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     for _ in range(16):
         await asyncio.sleep(0.5)
         watched.registry.heard(W1)
@@ -162,8 +163,7 @@ async def test_an_answer_counts_as_a_heartbeat(watched):
 
 
 async def test_an_outage_of_storage_ends_nobody(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     for _ in range(16):
         await asyncio.sleep(0.5)
         watched.registry.outage()
@@ -173,8 +173,7 @@ async def test_an_outage_of_storage_ends_nobody(watched):
 
 
 async def test_a_lookup_that_fails_ends_nobody(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     watched.hub.storage_down()
     await asyncio.sleep(10)
     assert "gone" not in watched.listener.kinds()
@@ -184,8 +183,7 @@ async def test_a_lookup_that_fails_ends_nobody(watched):
 
 
 async def test_while_we_are_not_connected_nobody_is_silent(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     watched.hub.disconnect(watched.bus)
     await watched.live(10)
     watched.hub.reconnect(watched.bus)
@@ -194,8 +192,7 @@ async def test_while_we_are_not_connected_nobody_is_silent(watched):
 
 
 async def test_our_own_freeze_is_nobodys_silence(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     # As after ten seconds without a turn of our loop.
     watched.registry._freeze.last_at -= 10
     watched.registry._entries[W1].heard_at -= 10
@@ -205,8 +202,7 @@ async def test_our_own_freeze_is_nobodys_silence(watched):
 
 
 async def test_a_worker_that_nobody_answered_for_is_told_of_anew_by_its_next_heartbeat(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     watched.registry.doubt(W1)
     await watched.registry.pull(asyncio.get_running_loop().time())
     assert watched.listener.kinds() == ["seen"]
@@ -235,8 +231,7 @@ async def test_only_workers_with_members_are_presumed_to_live_and_only_while_we_
 
 
 async def test_a_draining_worker_is_seen_as_such(watched):
-    await watched.register()
-    await watched.live(1)
+    await watched.begin()
     await watched.register(state="draining")
     await asyncio.sleep(0.1)
     assert watched.listener.told[-1] == ("seen", 1, True)

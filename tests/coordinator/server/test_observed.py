@@ -27,12 +27,6 @@ def spans(monkeypatch):
     return exporter
 
 
-async def leading(system, name="coordinator"):
-    coordinator = await system.coordinator(name)
-    await coordinator.wait_leading()
-    return coordinator
-
-
 def named(spans, name):
     return [span for span in spans.get_finished_spans() if span.name == name]
 
@@ -41,7 +35,7 @@ async def test_a_gang_is_one_trace_with_a_span_for_each_hold_and_member(system, 
     for name in ("w1", "w2"):
         await system.worker(name, slots=2)
     system.workers["w2"].delay_s["hold"] = 0.3
-    await leading(system)
+    await system.lead()
     owner = tracer.start("owner")
     gang = await system.owner.acquire(pool="train", size=2, strategy="spread", traceparent=owner.traceparent())
     await system.owner.ask("report", {"gang": gang["id"], "generation": 1, "rank": 1, "cause": "crashed"})
@@ -75,19 +69,17 @@ async def test_a_gang_is_one_trace_with_a_span_for_each_hold_and_member(system, 
 
 
 async def test_a_gang_that_is_refused_leaves_one_failed_span(system, spans):
-    await leading(system)
+    await system.lead()
     with pytest.raises(GangImpossible):
         await system.owner.acquire(pool="train", size=1)
     (root,) = named(spans, "gangline.gang")
     assert root.attributes["error.type"] == "gang_impossible"
 
 
-async def test_a_new_leader_goes_on_in_the_same_trace(system, spans):
-    await system.worker()
-    first = await leading(system)
+async def test_a_new_leader_goes_on_in_the_same_trace(system, spans, leader):
     gang = await system.owner.acquire(pool="train", size=1)
-    await first.stop()
-    await leading(system, "second")
+    await leader.stop()
+    await system.lead("second")
     await system.event("recovered")
     await system.owner.release(gang)
     assert len(named(spans, "gangline.gang")) == 2
@@ -96,13 +88,13 @@ async def test_a_new_leader_goes_on_in_the_same_trace(system, spans):
 
 async def test_a_gang_that_was_queued_under_another_leader_is_held_in_its_own_trace(system, spans):
     await system.worker(slots=1)
-    first = await leading(system)
+    first = await system.lead()
     held = await system.owner.acquire(pool="train", size=1, ttl_s=60)
     owner = tracer.start("owner")
     queued = await system.owner.acquire(pool="train", size=1, wait=False, ttl_s=60, traceparent=owner.traceparent())
     owner.end()
     await first.stop()
-    await leading(system, "second")
+    await system.lead("second")
     await system.owner.release(held)
     await system.event("formed", queued["id"])
     await system.owner.release(queued)
@@ -117,7 +109,7 @@ async def test_a_gang_that_was_queued_under_another_leader_is_held_in_its_own_tr
 async def test_metrics_tell_how_gangs_fare(system):
     read = reading_of(memory_reader())
     await system.worker(slots=2)
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     namespace = system.names.namespace
     before = {name: read(f"gangline.gang.{name}") for name in ("restarts", "ended", "form_time", "teardown_time")}
     gang = await system.owner.acquire(pool="train", size=2, backoff_s=0)
@@ -149,7 +141,7 @@ async def test_metrics_tell_how_gangs_fare(system):
 async def test_log_lines_have_an_action_and_the_ids(system, caplog):
     caplog.set_level(logging.INFO, "gangline")
     await system.worker()
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     gang = await system.owner.acquire(pool="train", size=2, backoff_s=0)
     await system.owner.ask("report", {"gang": gang["id"], "generation": 1, "rank": 1, "cause": "crashed"})
     await system.event("formed", nth=2)
@@ -168,7 +160,7 @@ async def test_log_lines_have_an_action_and_the_ids(system, caplog):
 async def test_a_traceparent_that_cannot_be_one_is_ignored(system, caplog):
     """It once raised where the gang's record was written, and the request was answered with an internal error."""
     await system.worker("w1", slots=2)
-    await leading(system)
+    await system.lead()
     request = system.owner.bus.request
     subject = f"{system.names.namespace}.gang.acquire"
     answer = await request(subject, b'{"pool": "train", "size": 1}', timeout_s=60.0, headers={"traceparent": "0" * 129})

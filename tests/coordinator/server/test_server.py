@@ -17,8 +17,8 @@ from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.port.bus import BucketSettings, Conflict, KvEntry, KvWrite, Storage
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import events as on
-from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.coordinator.settings.settings import CoordinatorSettings, ServiceSettings
+from gangline.coordinator.service import CoordinatorState
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names, public_id
@@ -27,7 +27,7 @@ from gangline.worker.service import Worker
 
 from ...processes import ForkServer
 from ...scale import repetitions
-from ...support.coordinator.real_workers import RealWorkersSystem, leading
+from ...support.coordinator.real_workers import RealWorkersSystem
 from ...support.coordinator.rig import CoordinatorSystem, check_atomic
 from ...waiting import PATIENCE_S, until
 
@@ -45,36 +45,34 @@ async def test_a_gang_by_plain_requests_from_acquire_to_release(open_system, nat
     system = await open_system(nats_url)
     for name in ("w1", "w2"):
         await system.serve(name, slots=2)
-    await leading(system)
-    request = system.owner.bus.request
-    message = await request(f"{namespace}.gang.acquire", b'{"pool": "train", "size": 4}', timeout_s=PATIENCE_S)
-    gang = json.loads(message.data)
+    await system.lead()
+
+    async def request(subject, body):
+        data = json.dumps(body).encode()
+        return await system.owner.bus.request(f"{namespace}.{subject}", data, timeout_s=PATIENCE_S)
+
+    async def ask(subject, body):
+        return json.loads((await request(subject, body)).data)
+
+    gang = await ask("gang.acquire", {"pool": "train", "size": 4})
     assert (gang["state"], len(gang["seats"]), gang["generation"]) == ("formed", 4, 1)
     assert len({seat["token"] for seat in gang["seats"]}) == 4 and gang["fence"] > 0
     assert gang["rendezvous"]["port"] > 0
 
     for seat in gang["seats"]:
-        subject = f"{namespace}.worker.{seat['pool']}.{seat['worker']}.dispatch"
         body = {"token": seat["token"], "method": "double", "arguments": [seat["rank"]]}
-        answer = await request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
-        assert json.loads(answer.data) == 2 * seat["rank"]
+        assert await ask(f"worker.{seat['pool']}.{seat['worker']}.dispatch", body) == 2 * seat["rank"]
 
-    owned = json.dumps({"id": gang["id"], "owner_token": gang["owner_token"]}).encode()
-    renewed = json.loads((await request(f"{namespace}.gang.renew", owned, timeout_s=PATIENCE_S)).data)
-    assert renewed["state"] == "formed"
-    got = json.loads(
-        (await request(f"{namespace}.gang.get", json.dumps({"id": gang["id"]}).encode(), timeout_s=PATIENCE_S)).data
-    )
+    owned = {"id": gang["id"], "owner_token": gang["owner_token"]}
+    assert (await ask("gang.renew", owned))["state"] == "formed"
+    got = await ask("gang.get", {"id": gang["id"]})
     assert got["owner_token"] is None
-    public = [public_id(seat["token"]) for seat in gang["seats"]]
-    assert [seat["token"] for seat in got["seats"]] == public
-    listed = json.loads((await request(f"{namespace}.gang.list", b"", timeout_s=PATIENCE_S)).data)
-    assert [one["id"] for one in listed["gangs"]] == [gang["id"]]
-    released = json.loads((await request(f"{namespace}.gang.release", owned, timeout_s=PATIENCE_S)).data)
-    assert released["state"] == "ended"
+    assert [seat["token"] for seat in got["seats"]] == [public_id(seat["token"]) for seat in gang["seats"]]
+    assert [one["id"] for one in (await ask("gang.list", {}))["gangs"]] == [gang["id"]]
+    assert (await ask("gang.release", owned))["state"] == "ended"
     assert system.slots_in_use == 0
     assert [event["kind"] for event in system.events] == ["queued", "formed", "ready", "torn_down", "ended"]
-    refused = await request(f"{namespace}.gang.renew", owned, timeout_s=PATIENCE_S)
+    refused = await request("gang.renew", owned)
     assert refused.headers["Nats-Service-Error-Code"] == "410"
     assert "released" in refused.headers["Nats-Service-Error"]
     assert system.watcher.broken == []
@@ -187,7 +185,7 @@ async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(open
 async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(open_system, nats_url, namespace, shard):
     system = await open_system(nats_url, election=QUICK)
     await system.serve("w1")
-    first = await leading(system, "first", **shard)
+    first = await system.lead("first", **shard)
     system.election = None  # the second is not to be lost
     second = await system.coordinator("second", **shard)
     term = first.term
@@ -241,15 +239,15 @@ class _Silent:
 async def test_gangs_survive_a_quick_restart_of_the_server(open_system, nats_server, namespace, storage):
     system = await open_system(nats_server.url, BucketSettings(storage=storage))
     worker = await system.serve("w1")
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     gang = await system.owner.acquire(pool="train", size=2, ttl_s=600)
     await asyncio.to_thread(nats_server.restart)
     await coordinator.wait_leading()
     await until(lambda: all(bus_of(system)))
-    found = await persist(system, "get", {"id": gang["id"]})
+    found = await system.insist("get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", 1)
     await signs_of_life(system, system.names.alive_key(worker.id), repetitions(2, whole=4))
-    found = await persist(system, "get", {"id": gang["id"]})
+    found = await system.insist("get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", 1)
     assert await system.ledger.get(system.names.member_key(worker.id, gang["id"])) is not None
     assert "torn_down" not in [event["kind"] for event in system.events]
@@ -264,7 +262,7 @@ def bus_of(system: RealWorkersSystem) -> list[bool]:
 async def test_gangs_on_file_survive_a_long_outage_of_the_server(open_system, nats_server, namespace):
     system = await open_system(nats_server.url, BucketSettings(storage=Storage.FILE), election=QUICK)
     worker = await system.serve("w1")
-    coordinator = await leading(system)
+    coordinator = await system.lead()
     gang = await system.owner.acquire(pool="train", size=2, ttl_s=600)
     nats_server.kill()
     await until(lambda: coordinator.state is CoordinatorState.STANDBY)
@@ -273,7 +271,7 @@ async def test_gangs_on_file_survive_a_long_outage_of_the_server(open_system, na
     await coordinator.wait_leading()
     await system.event("recovered", gang["id"])
     await signs_of_life(system, system.names.alive_key(worker.id), repetitions(2, whole=4))
-    found = await persist(system, "get", {"id": gang["id"]})
+    found = await system.insist("get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", 1)
     assert "torn_down" not in [event["kind"] for event in system.events]
 
@@ -293,14 +291,7 @@ async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_o
             for name in ("w1", "w2"):
                 await system.serve(name, slots=2, heartbeat_ttl_s=600.0)
             # Nothing else would find it while the test waits.
-            made = Coordinator(
-                bus=await system.bus("coordinator"),
-                names=system.names,
-                settings=CoordinatorSettings(ping_s=3600.0),
-                shell=ServiceSettings(bucket=system.bucket, silence_s=60.0),
-            )
-            await system.stack.enter_async_context(made)
-            await made.wait_leading()
+            await system.lead(settings=CoordinatorSettings(ping_s=3600.0), silence_s=60.0)
             await system.owner.acquire(pool="train", size=2, strategy="spread", restart="fail")
             await abort(system.served[1])
             torn = await system.event("torn_down")
@@ -316,14 +307,7 @@ async def test_a_lost_worker_is_noticed_while_somebody_watches_all_that_passes(o
     await watcher.flush()
     for name in ("w1", "w2"):
         await system.serve(name, slots=2, heartbeat_ttl_s=600.0)
-    made = Coordinator(
-        bus=await system.bus("coordinator"),
-        names=system.names,
-        # Pings alone can find it while the test waits.
-        shell=ServiceSettings(bucket=system.bucket, silence_s=60.0),
-    )
-    await system.stack.enter_async_context(made)
-    await made.wait_leading()
+    await system.lead(silence_s=60.0)  # pings alone can find it while the test waits
     await system.owner.acquire(pool="train", size=2, strategy="spread", restart="fail")
     await abort(system.served[1])
     torn = await system.event("torn_down")
@@ -345,7 +329,7 @@ async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_gr
         try:
             for number in range(4):
                 await system.serve(f"w{number}", slots=16)
-            await leading(system)
+            await system.lead()
             await system.coordinator("second")
             looking = asyncio.create_task(look_for_partial_gangs(system))
             asked = [asyncio.create_task(granted(system, number)) for number in range(gangs)]
@@ -364,16 +348,16 @@ async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_gr
 async def granted(system: RealWorkersSystem, number: int) -> None:
     """Acquire a gang through whatever happens; the ledger must have what was reported, and it must stay; release it."""
     owned = {"id": f"g{number}", "owner_token": f"t{number}"}
-    gang = await persist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 600, **owned})
+    gang = await system.insist("acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 600, **owned})
     assert gang["state"] == "formed"
     for _ in range(2):
         record = GangRecord.model_validate_json((await read(system, f"gang.g{number}")).value)
         assert (record.state, record.generation) == ("formed", gang["generation"])
         assert [seat.token for seat in record.seats] == [public_id(seat["token"]) for seat in gang["seats"]]
         await asyncio.sleep(0.2)
-    found = await persist(system, "get", {"id": gang["id"]})
+    found = await system.insist("get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", gang["generation"])
-    await persist(system, "release", owned)
+    await system.insist("release", owned)
 
 
 async def read(system: RealWorkersSystem, key: str) -> KvEntry:
@@ -399,13 +383,3 @@ async def look_for_partial_gangs(system: RealWorkersSystem) -> None:
             system.watcher.broken += [breach for breach in found if breach in before]
             before = found
         await asyncio.sleep(0.05)
-
-
-async def persist(system: RealWorkersSystem, operation: str, body: dict[str, Any]) -> Any:
-    while True:
-        try:
-            return await system.owner.ask(operation, body)
-        except GanglineError as error:
-            if error.code not in ("no_responders", "no_coordinator", "request_timeout", "disconnected"):
-                raise
-            await asyncio.sleep(0.1)

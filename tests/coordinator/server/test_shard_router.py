@@ -20,10 +20,8 @@ async def test_the_leader_of_another_shard_is_asked_where_it_listens_also_if_it_
         await system.worker(f"w-{pool}", pool=pool)
     with monkeypatch.context() as earlier:
         earlier.setattr(Names, "both", staticmethod(lambda subject: (subject,)))
-        older = await system.coordinator("older", shard="serve", pools=("serve",))
-        await older.wait_leading()
-    newer = await system.coordinator("newer", shard="train", pools=("train",))
-    await newer.wait_leading()
+        await system.lead("older", shard="serve", pools=("serve",))
+    await system.lead("newer", shard="train", pools=("train",))
     await asyncio.sleep(3.0)  # until each knows of the other
     for _ in range(8):  # the server chooses who ushers
         gang = await system.owner.acquire(pool="serve", size=1)
@@ -34,8 +32,7 @@ async def test_the_leader_of_another_shard_is_asked_where_it_listens_also_if_it_
 async def test_requests_on_their_way_to_a_leader_that_leaves_are_answered(system: CoordinatorSystem) -> None:
     leaders = []
     for pool in ("train", "serve"):
-        leader = await system.coordinator(f"leader of {pool}", shard=pool, pools=(pool,))
-        await leader.wait_leading()
+        leader = await system.lead(f"leader of {pool}", shard=pool, pools=(pool,))
         leaders.append(leader)
     await asyncio.sleep(3.0)  # until each knows of the other
     staying, leaving = leaders
@@ -64,10 +61,8 @@ async def test_a_leader_that_is_slow_to_answer_another_still_has_the_request(
         await system.worker(f"w-{pool}", pool=pool, slots=1)
     with monkeypatch.context() as slow:
         slow.setattr(ShardRouter, "_peer", lambda *_: None)
-        serving = await system.coordinator("serving", shard="serve", pools=("serve",))
-        await serving.wait_leading()
-    training = await system.coordinator("training", shard="train", pools=("train",))
-    await training.wait_leading()
+        await system.lead("serving", shard="serve", pools=("serve",))
+    await system.lead("training", shard="train", pools=("train",))
     await asyncio.sleep(3.0)  # until each knows of the other
     for _ in range(8):  # the server chooses which leader looks after a request
         first = await system.owner.acquire(pool="serve", size=1)

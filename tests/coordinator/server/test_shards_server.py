@@ -10,7 +10,6 @@ import pytest
 from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import InvalidRequest, NoCoordinator, ShardConflict
 
-from ...support.coordinator.real_workers import leading
 from ...waiting import PATIENCE_S
 
 pytestmark = pytest.mark.server
@@ -20,8 +19,8 @@ async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(open_
     system = await open_system(nats_url)
     for pool in ("train", "gpu", "cpu"):
         await system.serve(f"w-{pool}", pool)
-    first = await leading(system, "first", shard="train", pools=("train",))
-    second = await leading(system, "second", shard="serve", pools=("gpu", "cpu"))
+    first = await system.lead("first", shard="train", pools=("train",))
+    second = await system.lead("second", shard="serve", pools=("gpu", "cpu"))
     standby = await system.coordinator("standby", shard="serve", pools=("gpu", "cpu"))
     request = system.owner.bus.request
     answer = await request(
@@ -60,7 +59,7 @@ async def test_many_gangs_of_two_shards_at_once_share_one_ledger(open_system, na
     for pool in ("a", "b"):
         for number in range(2):
             await system.serve(f"w{number}", pool, slots=4)
-        await leading(system, f"k-{pool}", shard=pool, pools=(pool,))
+        await system.lead(f"k-{pool}", shard=pool, pools=(pool,))
 
     async def use(pool: str) -> int:
         gang = await system.owner.acquire(pool=pool, size=3, strategy="spread")

@@ -34,9 +34,7 @@ PREFILL = {"bundles": [{"pool": "gpu"}, {"pool": "cpu"}]}
 
 
 async def shard(system: CoordinatorSystem, name: str, *pools: str, who: str = "", **shell) -> Coordinator:
-    coordinator = await system.coordinator(who or f"k-{name}", shard=name, pools=pools, **shell)
-    await coordinator.wait_leading()
-    return coordinator
+    return await system.lead(who or f"k-{name}", shard=name, pools=pools, **shell)
 
 
 async def two(system: CoordinatorSystem, *, slots: int = 4, **shell) -> tuple[Coordinator, Coordinator]:
@@ -251,8 +249,7 @@ async def test_who_would_keep_a_pool_that_is_kept_is_refused_at_the_start(system
 
 
 async def test_a_shard_is_refused_while_a_coordinator_of_all_pools_leads(system):
-    whole = await system.coordinator()
-    await whole.wait_leading()
+    await system.lead()
     with pytest.raises(ShardConflict, match="a coordinator of all pools leads"):
         await system.coordinator("late", shard="train", pools=("train",))
     assert await system.ledger.get("shards") is None
@@ -277,8 +274,7 @@ async def test_two_shards_that_start_at_once_with_one_pool_do_not_both_get_it(sy
 async def test_from_one_coordinator_to_shards_and_back_the_gangs_live_on(system):
     for pool in ("train", "gpu"):
         await system.worker(f"w-{pool}", pool, slots=4)
-    whole = await system.coordinator("whole")
-    await whole.wait_leading()
+    whole = await system.lead("whole")
     plain = [await system.owner.acquire(pool=pool, size=2, ttl_s=600) for pool in ("train", "gpu")]
     mixed = await system.owner.acquire(bundles=[{"pool": "gpu"}, {"pool": "train"}], ttl_s=600)
     await whole.stop()
@@ -292,8 +288,7 @@ async def test_from_one_coordinator_to_shards_and_back_the_gangs_live_on(system)
     await train.stop()
     await serve.stop()
 
-    whole = await system.coordinator("whole again")
-    await whole.wait_leading()
+    whole = await system.lead("whole again")
     assert await shard_map(system) == {}
     assert {gang.id for gang in whole.term.core.gangs()} == {gang["id"] for gang in plain}
     for gang in plain:
@@ -340,8 +335,7 @@ async def test_shards_enter_themselves_again_into_a_ledger_that_was_lost(system,
 async def test_a_map_written_by_hand_does_not_end_the_coordinator_that_is_elected(system):
     """It once left for good: `shards` said that somebody else keeps its pools, though nobody did."""
     await system.worker()
-    first = await system.coordinator("first")
-    await first.wait_leading()
+    first = await system.lead("first")
     second = await system.coordinator("second")
     await system.ledger.put("shards", b'{"shards": {"a": ["train"]}}')
     await first.stop()

@@ -56,6 +56,10 @@ class Ledger:
             if isinstance(record, MemberRecord)
         ]
 
+    def of_sets(self, kind: type) -> tuple[tuple[str, Any], ...]:
+        """Records of that kind, with the names of their sets."""
+        return tuple((key.split(".")[1], record) for key, (record, _) in self.keys.items() if isinstance(record, kind))
+
     def check(self, leaked: frozenset[str] = frozenset()) -> None:
         """L7: the members granted are exactly those in the gang's record, or there are none."""
         found: dict[str, dict[str, str]] = {}

@@ -20,6 +20,9 @@ from gangline.schemas.records.gangs import GangRecord, GangState, MemberRecord
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
+from gangline.worker.ledger.settings import WorkerSettings
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
 
 from ...waiting import PATIENCE_S
 
@@ -330,6 +333,7 @@ class CoordinatorSystem:
         self.names = names
         self.stack = contextlib.AsyncExitStack()
         self.workers: dict[str, ScriptedWorker] = {}
+        self.served: list[Worker] = []
         self.events: list[dict[str, Any]] = []
         self.news = asyncio.Event()
         self.watcher = LedgerWatcher(names)
@@ -397,6 +401,46 @@ class CoordinatorSystem:
         )
         await self.stack.enter_async_context(made)
         return made
+
+    async def lead(self, name: str = "coordinator", *args: Any, **settings: Any) -> Coordinator:
+        """Start a coordinator, and wait until it leads."""
+        made = await self.coordinator(name, *args, **settings)
+        await made.wait_leading()
+        return made
+
+    async def serve(self, name: str = "w1", pool: str = "train", *, slots: int = 4, **settings: Any) -> Worker:
+        """Start a real worker."""
+        declared = Pool(pool, slots=slots)
+
+        @declared.task
+        async def double(x: int) -> int:
+            return 2 * x
+
+        made = Worker(
+            declared,
+            bus=await self.bus(f"worker {name}"),
+            names=self.names,
+            settings=WorkerSettings(**{"id": name, "bucket": self.bucket, **settings}),
+        )
+        self.served.append(made)
+        await self.stack.enter_async_context(made)
+        return made
+
+    async def insist(self, operation: str, body: Any, *, timeout_s: float = PATIENCE_S) -> Any:
+        """Ask until somebody answers who leads; other errors are raised."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await self.owner.ask(operation, body, timeout_s=timeout_s)
+                except GanglineError as error:
+                    if error.code not in ("no_responders", "no_coordinator", "request_timeout", "disconnected"):
+                        raise
+                    await asyncio.sleep(0.1)
+
+    @property
+    def slots_in_use(self) -> int:
+        """At real workers."""
+        return sum(worker.core.load.ongoing for worker in self.served)
 
     def at_rest(self) -> bool:
         return all(worker.reserved == 0 for worker in self.workers.values())

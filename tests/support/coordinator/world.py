@@ -77,30 +77,35 @@ class World:
             drain_grace_s=worker.drain_grace_s if worker.draining else None,
         )
 
+    def worker(self, name: str) -> SimWorker:
+        return self.workers[WorkerId("p", name)]
+
+    def holder(self, gang: str = "") -> SimWorker:
+        """The first worker with a member of that gang, or of any."""
+        return next(worker for worker in self.workers.values() if (gang in worker.members if gang else worker.members))
+
     def register(self, worker: SimWorker) -> None:
         self.ledger.put(NAMES.registration_key(worker.id), ("reg", worker.epoch))
         self.send(f"{worker.id} registers", lambda: self.to_leader(on.WorkerSeen, worker=self.facts(worker)))
 
-    def crash(self, worker: SimWorker) -> None:
+    def crash(self, worker: SimWorker, *, noticed: bool = False) -> None:
         worker.alive = False
-        worker.holds.clear()
-        worker.members.clear()
-        worker.tombs.clear()
-        worker.torn.clear()
-        worker.kept.clear()
-        worker.to_keep.clear()
+        for memory in (worker.holds, worker.members, worker.tombs, worker.torn, worker.kept, worker.to_keep):
+            memory.clear()
         worker.plain = 0
+        if noticed:
+            self.gone(worker)
 
     def drain(self, worker: SimWorker, grace_s: float | None = None) -> None:
         worker.draining, worker.drain_grace_s = True, grace_s
         self.register(worker)
 
-    def restart(self, worker: SimWorker) -> None:
+    def restart(self, worker: SimWorker, *, flush: bool = False) -> None:
         self.crash(worker)
-        worker.alive = True
-        worker.draining = False
+        worker.alive, worker.draining = True, False
         worker.epoch += 1
         self.register(worker)
+        self._settle(flush)
 
     def gone(self, worker: SimWorker) -> None:
         self.to_leader(on.WorkerGone, worker=worker.id, reason="heartbeat expired")
@@ -126,6 +131,10 @@ class World:
         _, _, lose = self.network.pop(index)
         lose()
         self.check()
+
+    def _settle(self, flush: bool) -> None:
+        if flush:
+            self.flush()
 
     def flush(self) -> None:
         """Deliver all messages in order, including those that follow."""
@@ -175,10 +184,11 @@ class World:
 
     # -- leadership --------------------------------------------------------------------------------------------------
 
-    def elect(self, *, keep_zombie: bool = False) -> None:
+    def elect(self, *, keep_zombie: bool = False, flush: bool = False) -> None:
         """A new coordinator takes over; the old one is dead, or still believes that it leads."""
-        self.wakes.pop(id(self.core), None) if not keep_zombie else None
-        if keep_zombie and self.term:
+        if not keep_zombie:
+            self.wakes.pop(id(self.core), None)
+        elif self.term:
             self.zombies.append(self.core)
         self.core = SchedulerCore(self.settings)
         self.term += 1
@@ -192,18 +202,11 @@ class World:
                 (record, self.ledger.revision_of(f"gang.{gang}")) for gang, record in self.ledger.gangs().items()
             ),
             members=tuple(self.ledger.members()),
-            sets=tuple(
-                (key.split(".")[1], record)
-                for key, (record, _) in self.ledger.keys.items()
-                if isinstance(record, GangSetRecord)
-            ),
-            statuses=tuple(
-                (key.split(".")[1], record)
-                for key, (record, _) in self.ledger.keys.items()
-                if isinstance(record, GangSetStatus)
-            ),
+            sets=self.ledger.of_sets(GangSetRecord),
+            statuses=self.ledger.of_sets(GangSetStatus),
             workers=tuple(self.facts(worker) for worker in self.workers.values() if worker.alive),
         )
+        self._settle(flush)
 
     def lose_the_ledger(self) -> None:
         """An in-memory bucket is lost with its server. The leader's shell restores its record and the sets, and
@@ -219,8 +222,11 @@ class World:
 
     # -- owners ------------------------------------------------------------------------------------------------------
 
-    def acquire(self, gang: str, size: int | tuple[int, int] = 2, *, tenant: str = "", **more: Any) -> int:
+    def acquire(
+        self, gang: str, size: int | tuple[int, int] = 2, *, tenant: str = "", flush: bool = False, **more: Any
+    ) -> int:
         self.asked += 1
+        asked = self.asked
         fields = {"id": gang, "owner_token": f"t-{gang}", **more}
         if "bundles" not in fields:
             fields = {"pool": "p", "size": size, **fields}
@@ -232,32 +238,38 @@ class World:
             new_token="unused",
             tenant=tenant,
         )
-        return self.asked
+        self._settle(flush)
+        return asked
 
     def renew(self, gang: str, **more: Any) -> int:
+        return self._ask_as_owner(on.RenewAsked, gang, more)
+
+    def release(self, gang: str, *, flush: bool = False, **more: Any) -> int:
+        asked = self._ask_as_owner(on.ReleaseAsked, gang, more)
+        self._settle(flush)
+        return asked
+
+    def _ask_as_owner(self, kind: Any, gang: str, more: dict[str, Any]) -> int:
         self.asked += 1
         request = OwnedRequest.model_validate({"id": gang, "owner_token": f"t-{gang}", **more})
-        self.to_leader(on.RenewAsked, request=request, reply_to=self.asked)
+        self.to_leader(kind, request=request, reply_to=self.asked)
         return self.asked
 
-    def release(self, gang: str, **more: Any) -> int:
-        self.asked += 1
-        request = OwnedRequest.model_validate({"id": gang, "owner_token": f"t-{gang}", **more})
-        self.to_leader(on.ReleaseAsked, request=request, reply_to=self.asked)
-        return self.asked
-
-    def declare(self, name: str, gangs: int, **gang: Any) -> None:
+    def declare(self, name: str, gangs: int, *, flush: bool = False, **gang: Any) -> None:
         fields = {"pool": "p", "size": 2, **gang}
         more = {key: fields.pop(key) for key in _OF_SET if key in fields}
         record = GangSetRecord.model_validate({"gangs": gangs, "gang": fields, **more})
         self.ledger.put(f"gangset.{name}", record)
         self.to_leader(on.SetSeen, name=name, record=record)
+        self._settle(flush)
 
     def undeclare(self, name: str) -> None:
         self.ledger.keys.pop(f"gangset.{name}", None)
         self.to_leader(on.SetSeen, name=name, record=None)
 
-    def report(self, worker: SimWorker, gang: str, cause: MemberCause = MemberCause.CRASHED) -> None:
+    def report(
+        self, worker: SimWorker, gang: str, cause: MemberCause = MemberCause.CRASHED, *, flush: bool = False
+    ) -> None:
         """The first member of a gang on that worker fails."""
         member = worker.members[gang]
         token, (rank, _, _) = next(iter(member.tokens.items()))
@@ -269,6 +281,7 @@ class World:
             f"{worker.id} reports {gang} rank {rank}",
             lambda: self.to_leader(on.MemberFailed, gang=gang, generation=generation, rank=rank, cause=cause),
         )
+        self._settle(flush)
 
     def start_all(self, gang: str) -> None:
         """The start functions of all its members succeed: each is reported."""
@@ -287,8 +300,7 @@ class World:
 
     def fail_starts(self, gang: str) -> None:
         """A start function of its first member raises."""
-        worker = next(worker for worker in self.workers.values() if gang in worker.members)
-        self.report(worker, gang, MemberCause.FAILED_AT_START)
+        self.report(self.holder(gang), gang, MemberCause.FAILED_AT_START)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -574,7 +586,6 @@ _OF_SET = ("surge", "surge_wait_s", "retire_s", "min_ready_s", "roll_failures")
 
 
 def replace_time(event: Any, now: float) -> Any:
-
     return replace(event, now=now, wall=WALL + now)
 
 
@@ -582,9 +593,13 @@ def world_of(*slots: int, settings: CoordinatorSettings | None = None, nodes: in
     world = World(settings)
     for number, count in enumerate(slots):
         world.add_worker(f"w{number}", count, node=f"n{number % nodes}")
-    world.elect()
-    world.flush()
+    world.elect(flush=True)
     return world
+
+
+def formed(world: World) -> list[str]:
+    """Gangs that are formed, by name."""
+    return sorted(gang for gang, step in world.states().items() if step == "formed")
 
 
 def heartbeats(world: World) -> None:

@@ -26,7 +26,7 @@ from ..model.commits import CommitKind
 from ..model.effects import AnswerRequest
 from ..model.events import AcquireAsked, Cause, EndAsked, ReleaseAsked, RenewAsked
 from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang
-from ..scheduling.placement import TrialPlacement, lacks, place
+from ..scheduling.placement import NoPlacement, TrialPlacement, find, lacks, place
 from ..scheduling.queue import target_of
 from .commit_pipeline import GrantPipeline
 from .members import Teardown
@@ -143,10 +143,9 @@ class OwnerRequests:
         return not_entitled(request, tenant, quota)
 
     def _impossible(self, spec: GangSpec) -> GangImpossible | None:
-        """Why this gang, for which there is no room now, is not even queued. Not called for a gang that fits: the cost
-        is proportional to the gang."""
+        """Why this gang, for which there is no room now, is not even queued; None if that is not proven."""
         total = self._state.inventory.total
-        if place(spec, total) is None:
+        if find(spec, total) is NoPlacement.PROVEN:
             missing = lacks(spec, total)
             text = "; ".join(lack.text for lack in missing)
             return GangImpossible(
@@ -325,7 +324,7 @@ def waiting_by_obstacle(scheduler_state: SchedulerState) -> dict[tuple[str, str]
         elif gang.not_before > scheduler_state.now:
             obstacle = "backoff"
         elif head is None or head.gang == gang_id or gang.aside:
-            obstacle = "impossible" if head is not None and head.gang == gang_id and not head.target.slots else "slots"
+            obstacle = "impossible" if head is not None and head.gang == gang_id and head.target.impossible else "slots"
         else:
             obstacle = "order"
         needs: Counter[str] = Counter()
@@ -374,7 +373,7 @@ def _lacks(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
         case GangStep.QUEUED if text := _quota(scheduler_state, gang):
             return [text]
         case GangStep.QUEUED:
-            if place(spec, scheduler_state.inventory.total) is None:
+            if find(spec, scheduler_state.inventory.total) is NoPlacement.PROVEN:
                 missing = lacks(spec, scheduler_state.inventory.total)
                 return [f"{lack.text} (even if all were free)" for lack in missing]
             head = scheduler_state.head

@@ -92,7 +92,7 @@ class GangScheduler:
         """Place it with this many more or fewer slots than are free, and with as many members as others leave room
         for."""
         scheduler_state = self._state
-        found = place(gang.spec.smallest, scheduler_state.inventory.free, changes=changes)
+        found = place(gang.spec.smallest, scheduler_state.inventory.free, changes=changes, exact=behind is None)
         if found is None or not gang.spec.elastic:
             return found
         left = self._left_for_more(gang, found, changes)
@@ -116,7 +116,7 @@ class GangScheduler:
             other = scheduler_state.gangs[other_id]
             if other is gang or pools.isdisjoint(other.spec.pools) or scheduler_state.held_back(other):
                 continue
-            found = place(other.spec.smallest, scheduler_state.inventory.free, changes=beside)
+            found = place(other.spec.smallest, scheduler_state.inventory.free, changes=beside, exact=False)
             if found is not None:
                 beside.subtract(found.slots_by_worker())
                 left.subtract(found.slots_by_worker())

@@ -8,16 +8,19 @@ Laws:
 3. The most demanding parts choose first (most labels, then most slots); a part that finds no room may move parts placed
    before it, along a chain. With equal slot costs the outcome is therefore exact (augmenting paths, as in Kuhn's
    matching); with unequal ones this is bin packing, solved by first fit in decreasing size.
-4. The slot map stays unchanged.
+4. Where first fit may be wrong, a bounded exact search follows it. That there is no placement is PROVEN only if that
+   search ended, or was not needed.
+5. The slot map stays unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import islice
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Part, Strategy
@@ -95,6 +98,15 @@ def wanted_of(spec: GangSpec) -> list[PlacementRequest]:
     ]
 
 
+class NoPlacement(Enum):
+    """What is known if no placement was found."""
+
+    PROVEN = auto()
+    """There is none."""
+    UNDECIDED = auto()
+    """There may be one: the search reached its bound."""
+
+
 def place(
     spec: GangSpec,
     slots: SlotIndex,
@@ -102,22 +114,72 @@ def place(
     changes: Mapping[WorkerId, int] = _NO_CHANGES,
     only: Sequence[PlacementRequest] | None = None,
     taken_nodes: frozenset[str] = frozenset(),
+    exact: bool = True,
 ) -> Placement | None:
-    """Find a worker for every seat; None when there is no room (`shortage.lacks` says what is missing).
+    """Find a worker for every seat; None when no room was found (`lacks` says what is missing).
 
     Args:
         changes: by how many slots workers differ from the map, for this placement.
         only: place just these seats (a repair); `taken_nodes` are then the nodes of the part 0s that stay.
+        exact: search when first fit finds nothing. False where many placements are tried and one less does no harm.
     """
+    if exact:
+        found = find(spec, slots, changes=changes, only=only, taken_nodes=taken_nodes)
+        return found if isinstance(found, Placement) else None
+    return _first_fit(spec, slots, changes, wanted_of(spec) if only is None else list(only), taken_nodes)
+
+
+def find(
+    spec: GangSpec,
+    slots: SlotIndex,
+    *,
+    changes: Mapping[WorkerId, int] = _NO_CHANGES,
+    only: Sequence[PlacementRequest] | None = None,
+    taken_nodes: frozenset[str] = frozenset(),
+) -> Placement | NoPlacement:
+    """Like `place`, but says whether it is proven that there is no placement."""
     wanted = wanted_of(spec) if only is None else list(only)
+    found = _first_fit(spec, slots, changes, wanted, taken_nodes)
+    if found is not None:
+        return found
+    if _first_fit_is_exact(spec.strategy, wanted):
+        return NoPlacement.PROVEN
+    with slots.trial(changes):
+        return _ExactSearch(spec.strategy, slots, wanted, taken_nodes).run()
+
+
+def place_most(spec: GangSpec, slots: SlotIndex, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
+    """Like `place`, with as many members as first fit finds room for, within the sizes of the spec. A binary search
+    over the sizes."""
+    least, most = spec.sizes
+    best = place(spec.sized(least), slots, changes=changes)
+    while best is not None and least < most:
+        middle = (least + most + 1) // 2
+        found = place(spec.sized(middle), slots, changes=changes, exact=False)
+        if found is None:
+            most = middle - 1
+        else:
+            least, best = middle, found
+    return best
+
+
+def _first_fit(
+    spec: GangSpec,
+    slots: SlotIndex,
+    changes: Mapping[WorkerId, int],
+    wanted: list[PlacementRequest],
+    taken_nodes: frozenset[str],
+) -> Placement | None:
     members = [item for item in wanted if item.part == 0]
     extras = [item for item in wanted if item.part > 0]
     with slots.trial(changes):
         table = _Table(slots)
         match spec.strategy:
             case Strategy.STRICT_PACK:
+                table.strict = True
                 placed = _on_one_node(table, members, taken_nodes)
             case Strategy.STRICT_SPREAD:
+                table.strict = True
                 placed = _on_distinct_nodes(table, members, taken_nodes)
             case Strategy.PACK:
                 placed = _on_one_node(table, members, taken_nodes) or _each(table, members, _Packer(table))
@@ -130,19 +192,16 @@ def place(
     return None
 
 
-def place_most(spec: GangSpec, slots: SlotIndex, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
-    """Like `place`, with as many members as there is room for, within the sizes of the spec. A binary search over the
-    sizes."""
-    least, most = spec.sizes
-    best = place(spec.sized(least), slots, changes=changes)
-    while best is not None and least < most:
-        middle = (least + most + 1) // 2
-        found = place(spec.sized(middle), slots, changes=changes)
-        if found is None:
-            most = middle - 1
-        else:
-            least, best = middle, found
-    return best
+_STRICT: Final = frozenset((Strategy.STRICT_PACK, Strategy.STRICT_SPREAD))
+
+
+def _first_fit_is_exact(strategy: Strategy, wanted: list[PlacementRequest]) -> bool:
+    """Whether first fit finds a placement whenever there is one."""
+    if strategy is Strategy.STRICT_SPREAD:
+        return all(item.part == 0 for item in wanted)
+    if strategy is Strategy.STRICT_PACK:
+        return len({(item.part > 0, item.shape) for item in wanted}) == 1 and wanted[0].part == 0
+    return len({(item.want.pool, item.want.slots) for item in wanted}) == len({item.want.pool for item in wanted})
 
 
 # -- seats taken so far ---------------------------------------------------------------------------------------------
@@ -153,6 +212,8 @@ class _Table:
 
     def __init__(self, slots: SlotIndex) -> None:
         self.slots = slots
+        self.strict = False
+        """The nodes of members matter, so a placed member stays where it is."""
         self._rooms: dict[int, FilteredSlots] = {}
         """Keyed by the identity of the part, which outlives this object: members of a bundle share it."""
         self.taken: dict[tuple[int, int], SlotEntry] = {}
@@ -211,6 +272,8 @@ def _augment(table: _Table, item: PlacementRequest, seen: set[SlotEntry]) -> boo
                 continue
             if other.shape == item.shape:
                 continue  # it would fail like this one
+            if table.strict and other.part == 0:
+                continue
             table.give_back(other)
             table.take(item, entry)
             elsewhere = next((e for e in _candidates(table, other.want) if e is not entry), None)
@@ -407,6 +470,190 @@ def _nodes_for(table: _Table, want: Part, taken_nodes: frozenset[str]) -> Iterat
             yield node
 
 
+# -- the exact search, where first fit may be wrong ------------------------------------------------------------------
+
+_SEARCH_STEPS: Final = 10_000
+"""Classes of workers looked at before a search ends undecided: some milliseconds."""
+_SEARCHED_WORKERS: Final = 1_000
+"""Workers with room, at most, among which is searched."""
+
+_Kind = tuple[Shape, bool]
+"""A shape, and whether it is bound to the strict strategy's node: requests of one kind are interchangeable."""
+_Class = tuple[int, str, frozenset[_Kind], str]
+"""(slots left, pool, kinds that may go there, node if it matters): workers of one class are interchangeable."""
+
+
+class _ExactSearch:
+    """Depth first over all placements, largest requests first, the fullest worker that fits first. Workers that are
+    interchangeable are tried once, states that led nowhere are not entered again, and no more room is left unusable
+    than there is to spare."""
+
+    def __init__(
+        self, strategy: Strategy, slots: SlotIndex, wanted: list[PlacementRequest], taken_nodes: frozenset[str]
+    ) -> None:
+        self._strategy = strategy
+        self._slots = slots
+        self._taken_nodes = taken_nodes
+        self._wanted = wanted
+        self._kinds = {(item.rank, item.part): self._kind(item) for item in wanted}
+        self._items = sorted(wanted, key=lambda item: (-item.want.slots, self._kinds[item.rank, item.part]))
+        self._needs: dict[str, int] = {}
+        """By pool: slots that all together need."""
+        self._least: dict[str, int] = {}
+        """By pool: the smallest request. Less than that on a worker is of no use."""
+        for item in self._items:
+            pool = item.want.pool
+            self._needs[pool] = self._needs.get(pool, 0) + item.want.slots
+            self._least[pool] = item.want.slots
+        self._steps = 0
+        self._classes: dict[_Class, list[SlotEntry]] = {}
+        self._spare: dict[str, int] = {}
+        self._used_nodes: set[str] = set()
+        self._failed: set[object] = set()
+
+    def _kind(self, item: PlacementRequest) -> _Kind:
+        return item.shape, self._strategy in _STRICT and item.part == 0
+
+    def run(self) -> Placement | NoPlacement:
+        entries = self._entries()
+        if isinstance(entries, NoPlacement):
+            return entries
+        homes: Sequence[str] = ("",)
+        if self._strategy is Strategy.STRICT_PACK and any(item.part == 0 for item in self._items):
+            homes = sorted(self._taken_nodes or filter(self._holds_members, {entry.place.node for entry in entries}))
+        for home in homes:
+            found = self._search(entries, home)
+            if found is not NoPlacement.PROVEN:
+                return found
+        return NoPlacement.PROVEN
+
+    def _holds_members(self, node: str) -> bool:
+        """Whether the node has as many slots as all members together need."""
+        needs: dict[str, int] = {}
+        for item in self._items:
+            if item.part == 0:
+                needs[item.want.pool] = needs.get(item.want.pool, 0) + item.want.slots
+        return all(self._slots.filtered(pool, {}).by_sum.get(node) >= need for pool, need in needs.items())
+
+    def _entries(self) -> list[SlotEntry] | NoPlacement:
+        """The workers with room for any request."""
+        needs: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        for item in self._items:
+            pool, slots, labels = item.shape
+            needs[pool, labels] = needs.get((pool, labels), 0) + slots
+            if self._slots.filtered(pool, item.want.labels).workers.top < slots:
+                return NoPlacement.PROVEN
+        for (pool, labels), need in needs.items():
+            if self._slots.filtered(pool, dict(labels)).sum < need:
+                return NoPlacement.PROVEN
+        found: list[SlotEntry] = []
+        for pool, least in self._least.items():
+            room = self._slots.filtered(pool, {})
+            if room.sum < self._needs[pool]:
+                return NoPlacement.PROVEN
+            found += islice(room.workers.descending(least), _SEARCHED_WORKERS + 1)
+        return NoPlacement.UNDECIDED if len(found) > _SEARCHED_WORKERS else found
+
+    def _search(self, entries: list[SlotEntry], home: str) -> Placement | NoPlacement:
+        """Members of a strict pack go to the node `home`."""
+        self._begin(entries, home)
+        if min(self._spare.values()) < 0:
+            return NoPlacement.PROVEN
+        taken: list[tuple[_Class, _Class, SlotEntry]] = []
+        choices = [iter(self._choices(self._items[0]))]
+        states: list[object] = [None]
+        while choices:
+            chosen = next(choices[-1], None)
+            if self._steps > _SEARCH_STEPS:
+                return NoPlacement.UNDECIDED
+            if chosen is None:
+                choices.pop()
+                self._failed.add(states.pop())
+                if taken:
+                    self._give_back(self._items[len(taken) - 1], *taken.pop())
+                continue
+            item = self._items[len(taken)]
+            taken.append(self._take(item, chosen))
+            if len(taken) == len(self._items):
+                return self._placement([entry for _, _, entry in taken])
+            state = self._state(len(taken))
+            if self._spare[item.want.pool] < 0 or state in self._failed:
+                self._give_back(item, *taken.pop())
+                continue
+            choices.append(iter(self._choices(self._items[len(taken)])))
+            states.append(state)
+        return NoPlacement.PROVEN
+
+    def _begin(self, entries: list[SlotEntry], home: str) -> None:
+        self._classes, self._failed, self._used_nodes = {}, set(), set(self._taken_nodes)
+        self._spare = {pool: -need for pool, need in self._needs.items()}
+        self._steps += len(entries)
+        kinds = {self._kinds[item.rank, item.part]: item for item in self._items}
+        for entry in entries:
+            pool, node = entry.place.worker.pool, entry.place.node
+            fits = frozenset(
+                kind
+                for kind, item in kinds.items()
+                if item.want.pool == pool
+                and entry.place.has(item.want.labels)
+                and not (kind[1] and self._strategy is Strategy.STRICT_PACK and node != home)
+            )
+            if fits:
+                self._spare[pool] += entry.slots
+                where = node if self._strategy is Strategy.STRICT_SPREAD else ""
+                self._classes.setdefault((entry.slots, pool, fits, where), []).append(entry)
+
+    def _choices(self, item: PlacementRequest) -> list[_Class]:
+        """Where it can go, the fullest first."""
+        kind, want = self._kinds[item.rank, item.part], item.want
+        self._steps += len(self._classes)
+        apart = kind[1] and self._strategy is Strategy.STRICT_SPREAD
+        found = [
+            here
+            for here, entries in self._classes.items()
+            if entries and here[0] >= want.slots and kind in here[2] and not (apart and here[3] in self._used_nodes)
+        ]
+        found.sort(key=lambda here: here[0])
+        return found
+
+    def _take(self, item: PlacementRequest, here: _Class) -> tuple[_Class, _Class, SlotEntry]:
+        left = here[0] - item.want.slots
+        after = (left, *here[1:])
+        entry = self._classes[here].pop()
+        if not self._classes[here]:
+            del self._classes[here]
+        self._classes.setdefault(after, []).append(entry)
+        if left < self._least[here[1]]:
+            self._spare[here[1]] -= left
+        if self._kinds[item.rank, item.part][1]:
+            self._used_nodes.add(here[3])
+        return here, after, entry
+
+    def _give_back(self, item: PlacementRequest, here: _Class, after: _Class, entry: SlotEntry) -> None:
+        self._classes[after].remove(entry)
+        if not self._classes[after]:
+            del self._classes[after]
+        self._classes.setdefault(here, []).append(entry)
+        if after[0] < self._least[here[1]]:
+            self._spare[here[1]] += after[0]
+        if self._kinds[item.rank, item.part][1]:
+            self._used_nodes.discard(here[3])
+
+    def _state(self, position: int) -> object:
+        self._steps += len(self._classes)
+        classes = frozenset((here, len(entries)) for here, entries in self._classes.items())
+        nodes = frozenset(self._used_nodes) if self._strategy is Strategy.STRICT_SPREAD else None
+        return position, classes, nodes
+
+    def _placement(self, entries: list[SlotEntry]) -> Placement:
+        where = {(item.rank, item.part): entry for item, entry in zip(self._items, entries, strict=True)}
+        return Placement(
+            seats=tuple(
+                Assignment(rank, part, want.slots, where[rank, part].place.worker) for rank, part, want in self._wanted
+            )
+        )
+
+
 # -- why a gang cannot be placed: for people, so it may look at every worker of the pools in question ----------------
 
 
@@ -430,12 +677,22 @@ def lacks(
     changes: Mapping[WorkerId, int] = _NO_CHANGES,
 ) -> tuple[Shortage, ...]:
     """What is missing if `place` found nothing. Looks at every worker of the pools in question: for people."""
+    wanted = wanted_of(spec)
     with slots.trial(changes):
-        return tuple(_lacks(spec, slots, wanted_of(spec)))
+        missing = tuple(_lacks(spec, slots, wanted))
+    if missing:
+        return missing
+    first, how = wanted[0].want, f"all {spec.size} together as {spec.strategy.value} asks"
+    if find(spec, slots, changes=changes) is NoPlacement.UNDECIDED:
+        text = f"each member alone would fit; no room was found for {how}, but not every combination was tried"
+    else:
+        text = f"each member alone would fit, but not {how}"
+    return (Shortage(pool=first.pool, labels=first.labels, wanted=spec.size, there=0, text=text),)
 
 
 def _lacks(spec: GangSpec, slots: SlotIndex, wanted: list[PlacementRequest]) -> Iterator[Shortage]:
-    """What is missing: one item for each shape that does not fit on its own; if each would, one for the whole gang."""
+    """What is missing: one item for each shape that does not fit on its own; if each would, one for each pool that is
+    too small for all together."""
     shapes: dict[Shape, list[PlacementRequest]] = {}
     for item in wanted:
         shapes.setdefault(item.shape, []).append(item)
@@ -453,13 +710,8 @@ def _lacks(spec: GangSpec, slots: SlotIndex, wanted: list[PlacementRequest]) -> 
     for pool, need in pools.items():
         there = slots.filtered(pool, {}).sum
         if there < need:
-            found = True
             text = f"pool {pool!r} has {count_of(there, 'slot')} for the {need} that all members together need"
             yield Shortage(pool=pool, labels={}, wanted=need, there=there, text=text)
-    if not found:
-        first = wanted[0].want
-        text = f"each member alone would fit, but not all {spec.size} together as {spec.strategy.value} asks"
-        yield Shortage(pool=first.pool, labels=first.labels, wanted=spec.size, there=0, text=text)
 
 
 def _lack_of_shape(spec: GangSpec, slots: SlotIndex, items: list[PlacementRequest]) -> Shortage | None:

@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Seat
 from .inventory import Inventory
-from .placement import place
+from .placement import NoPlacement, Placement, find, place
 
 Place = tuple[int, float, str]
 
@@ -88,9 +88,11 @@ class QueueTarget:
     """Where a gang waits for room."""
 
     slots: Mapping[WorkerId, int]
-    """Slots by worker; empty if not even empty workers could hold it."""
+    """Slots by worker; empty if no room was found for it, not even on empty workers."""
     waits_for_gangs: bool
     """Without plain traffic there would still be too little room."""
+    impossible: bool = False
+    """Proven: not even empty workers could hold it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,8 +115,9 @@ def target_of(spec: GangSpec, inventory: Inventory) -> QueueTarget:
     found = place(spec, inventory.claimable)
     if found is not None:
         return QueueTarget(slots=found.slots_by_worker(), waits_for_gangs=False)
-    found = place(spec, inventory.total)
-    return QueueTarget(slots=found.slots_by_worker() if found is not None else {}, waits_for_gangs=True)
+    largest = find(spec, inventory.total)
+    slots = largest.slots_by_worker() if isinstance(largest, Placement) else {}
+    return QueueTarget(slots=slots, waits_for_gangs=True, impossible=largest is NoPlacement.PROVEN)
 
 
 def still_good(spec: GangSpec, target: QueueTarget, inventory: Inventory) -> bool:
@@ -145,14 +148,14 @@ def victims(gang: Preemptible, candidates: Iterable[G], inventory: Inventory) ->
     found = None
     for other in candidates:
         chosen.append(other)
-        found = place(gang.spec.smallest, inventory.free, changes=_freed(chosen))
+        found = place(gang.spec.smallest, inventory.free, changes=_freed(chosen), exact=False)
         if found is not None:
             break
     if found is None:
         return None
     for other in list(chosen):
         fewer = [kept for kept in chosen if kept is not other]
-        better = place(gang.spec.smallest, inventory.free, changes=_freed(fewer))
+        better = place(gang.spec.smallest, inventory.free, changes=_freed(fewer), exact=False)
         if better is not None:
             chosen, found = fewer, better
     return chosen, QueueTarget(slots=found.slots_by_worker(), waits_for_gangs=True)

@@ -8,6 +8,7 @@ import pytest
 
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
+from gangline.coordinator.scheduling import placement
 from gangline.coordinator.scheduling.inventory import WorkerFacts
 from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import (
@@ -119,6 +120,34 @@ def test_what_can_never_be_formed_is_refused_at_once(asked, said):
     error = error_of(world, world.acquire("a", **asked))
     assert isinstance(error, GangImpossible)
     assert said in error.message
+
+
+PACKED = {"bundles": [{"pool": "p", "slots": slots} for slots in (3, 5, 7, 4, 9, 12)], "strategy": "spread"}
+"""On workers of 8, 16 and 16 slots: all of them, and not by first fit."""
+
+
+def test_a_gang_that_needs_every_slot_is_queued_and_forms_once_they_are_free():
+    world = world_of(8, 16, 16)
+    world.acquire("busy", 40)
+    world.flush()
+    asked = world.acquire("a", **PACKED)
+    assert asked not in world.answers
+    world.release("busy")
+    world.flush()
+    assert world.answers[asked].reply.state is GangState.FORMED
+
+
+def test_what_was_not_proven_impossible_waits_and_is_not_called_so(monkeypatch: pytest.MonkeyPatch):
+    world = world_of(8, 16, 16)
+    monkeypatch.setattr(placement, "_SEARCH_STEPS", 0)
+    asked = world.acquire("a", **PACKED)
+    assert asked not in world.answers
+    assert set(world.core.waiting_by_obstacle()) == {("p", "slots")}
+    [text] = world.core.why("a").lacks
+    assert "even if all were free" not in text and "not every combination was tried" in text
+    world.release("a")
+    world.acquire("never", slots=17, wait_for_workers=True)
+    assert set(world.core.waiting_by_obstacle()) == {("p", "impossible")}
 
 
 def test_a_deadline_ends_the_wait_and_says_what_stood_in_the_way():

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 from itertools import permutations, product
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.coordinator.scheduling import placement
 from gangline.coordinator.scheduling.inventory import SlotIndex, WorkerSpot
-from gangline.coordinator.scheduling.placement import TrialPlacement, lacks, place, wanted_of
+from gangline.coordinator.scheduling.placement import (
+    NoPlacement,
+    Placement,
+    TrialPlacement,
+    find,
+    lacks,
+    place,
+    wanted_of,
+)
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Strategy
 
@@ -167,6 +178,86 @@ def test_what_is_placed_is_right_and_what_is_not_cannot_be(workers, bundles, str
     else:
         assert not any(right(where) for where in product(nodes, repeat=len(wanted)))
         assert lacks(asked, slots)
+
+
+PART = st.tuples(st.sampled_from("pq"), st.integers(1, 4), st.booleans())
+MEMBERS = st.lists(st.tuples(PART, st.none() | PART), min_size=1, max_size=4)
+ROOM = st.lists(st.tuples(st.sampled_from("pq"), st.integers(0, 2), st.integers(0, 6), st.booleans()), max_size=4)
+
+
+@given(workers=ROOM, members=MEMBERS, strategy=st.sampled_from(list(Strategy)))
+@settings(max_examples=repetitions(40, whole=10 * settings().max_examples))
+def test_members_of_different_sizes_are_placed_whenever_there_is_a_placement(workers, members, strategy):
+    """With extras and labels, checked against every possible assignment."""
+    slots = SlotIndex()
+    for number, (pool, node, count, marked) in enumerate(workers):
+        spot = WorkerSpot(worker=WorkerId(pool, f"w{number}"), node=f"n{node}", labels={"m": "1"} if marked else {})
+        slots.put(spot, count)
+    ids = [WorkerId(pool, f"w{number}") for number, (pool, *_) in enumerate(workers)]
+
+    def part(pool: str, count: int, marked: bool) -> dict[str, object]:
+        return {"pool": pool, "slots": count, "labels": {"m": "1"} if marked else {}}
+
+    bundles = [part(*own) | ({"extras": [part(*extra)]} if extra else {}) for own, extra in members]
+    asked = spec(bundles=bundles, strategy=strategy)
+    wanted = wanted_of(asked)
+
+    def right(where: tuple[WorkerId, ...]) -> bool:
+        left = {worker: slots.get(worker) for worker in ids}
+        for worker, (_, _, want) in zip(where, wanted, strict=True):
+            left[worker] -= want.slots
+            if left[worker] < 0 or worker.pool != want.pool or not slots.place_of(worker).has(want.labels):
+                return False
+        own = [slots.place_of(worker).node for worker, item in zip(where, wanted, strict=True) if item.part == 0]
+        if strategy is Strategy.STRICT_PACK:
+            return len(set(own)) == 1
+        return strategy is not Strategy.STRICT_SPREAD or len(set(own)) == len(own)
+
+    found = find(asked, slots)
+    if isinstance(found, Placement):
+        assert [(seat.rank, seat.part) for seat in found.seats] == [(item.rank, item.part) for item in wanted]
+        assert right(tuple(seat.worker for seat in found.seats))
+    else:
+        assert found is NoPlacement.PROVEN
+        options = [[worker for worker in ids if worker.pool == item.want.pool] for item in wanted]
+        assert not any(right(where) for where in product(*options))
+        assert lacks(asked, slots)
+
+
+@in_rows("strategy", [Strategy.PACK, Strategy.SPREAD])
+def test_a_gang_that_needs_every_slot_is_placed(strategy):
+    """Workers of random sizes, each filled exactly by members of random sizes."""
+    random = Random(strategy.value)
+    for _ in range(repetitions(60, whole=600)):
+        sizes = [random.choice((8, 12, 16)) for _ in range(random.randint(2, 6))]
+        parts: list[int] = []
+        for size in sizes:
+            while size:
+                part = random.randint(min(size, 3), size)
+                parts.append(part)
+                size -= part
+        random.shuffle(parts)
+        slots = slots_of(*((f"w{number}", f"n{number}", size) for number, size in enumerate(sizes)))
+        asked = spec(bundles=[{"pool": "p", "slots": part} for part in parts], strategy=strategy)
+        assert place(asked, slots) is not None, (sizes, parts)
+
+
+def test_members_are_not_moved_off_their_node_for_an_extra():
+    labels = {"a": {"disk": "1"}}
+    slots = slots_of(("a", "n1", 2), ("b", "n2", 1), labels=labels)
+    member = {"pool": "p", "extras": [{"pool": "p", "labels": {"disk": "1"}}]}
+    asked = spec(bundles=[member, {"pool": "p"}], strategy="strict_pack")
+    assert find(asked, slots) is NoPlacement.PROVEN
+
+
+def test_a_search_that_reached_its_bound_proves_nothing(monkeypatch: pytest.MonkeyPatch):
+    slots = slots_of(("a", "n1", 8), ("b", "n2", 16), ("c", "n3", 16))
+    asked = spec(bundles=[{"pool": "p", "slots": part} for part in (3, 5, 7, 4, 9, 12)], strategy="spread")
+    monkeypatch.setattr(placement, "_SEARCH_STEPS", 0)
+    assert find(asked, slots) is NoPlacement.UNDECIDED
+    assert "not every combination was tried" in lacks(asked, slots)[0].text
+    monkeypatch.undo()
+    assert isinstance(find(asked, slots), Placement)
 
 
 CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), max_size=12)

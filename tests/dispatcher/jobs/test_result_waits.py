@@ -332,9 +332,7 @@ def test_results_come_through_when_the_dispatcher_dies_or_hands_over() -> None:
 
     async def story() -> None:
         async with Site() as site:
-            site.worker(slots=8)
-            first = site.dispatcher()
-            await site.taken()
+            first = await site.serve(slots=8)
             bus = site.hub.connect("client")
             async with Client(bus, names=site.names) as client:
                 jobs = [await client.submit("work.square", x=x, seconds=5.0) for x in range(8)]

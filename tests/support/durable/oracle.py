@@ -294,11 +294,7 @@ def _key(task: Seen) -> tuple[str, str] | None:
     return None if key is None else (task.submission.tenant, key)
 
 
-def _within(
-    tasks: list[Seen],
-    running: list[Seen],
-    limit_of: Callable[[Seen], tuple[int | None, Any]],
-) -> list[Seen]:
+def _within(tasks: list[Seen], running: list[Seen], limit_of: Callable[[Seen], tuple[int | None, Any]]) -> list[Seen]:
     """The first of the tasks for which there is room, by limit and name; a name of None has no limit."""
     used = Counter(limit_of(task)[1] for task in running)
     chosen: list[Seen] = []

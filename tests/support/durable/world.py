@@ -321,13 +321,7 @@ class World:
         **costs: int,
     ) -> None:
         self.tell(
-            on.PoolSeen,
-            pool=pool,
-            known=known,
-            workers=workers,
-            largest=largest,
-            costs=costs,
-            policies=policies or {},
+            on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs, policies=policies or {}
         )
 
     def credit(self, *free: int, pool: str = "e") -> None:

@@ -12,7 +12,7 @@ from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
-from ....support.durable.worlds import world_of
+from ....support.durable.worlds import world_of, world_running
 
 
 def obstacles(world: World, job: str) -> dict[str, str]:
@@ -233,8 +233,7 @@ def test_a_queue_that_was_just_taken_or_is_in_doubt_says_so():
 
 
 def test_a_job_that_runs_has_no_obstacles_and_one_that_is_not_here_no_answer():
-    world = world_of(1)
-    world.arrive("a", priority=3, key="k")
+    world = world_running(priority=3, key="k")
     why = world.core.why("a")
     assert (why.position, why.obstacles) == (None, ())
     info = why.job

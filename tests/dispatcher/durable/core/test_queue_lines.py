@@ -9,7 +9,7 @@ from gangline.schemas.errors.base import TaskFailed
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ....support.durable.world import World
-from ....support.durable.worlds import started, world_of
+from ....support.durable.worlds import started, world_of, world_running
 
 # -- limits -----------------------------------------------------------------------------------------------------------
 
@@ -152,8 +152,7 @@ def test_the_bound_of_starvation_is_the_difference_of_priorities_times_the_step(
 
 
 def test_a_flood_of_high_priority_cannot_hold_up_a_low_one_for_longer_than_the_bound():
-    world = world_of(1)
-    world.arrive("low")
+    world = world_running("low")
     world.settle("low")
     world.arrive("busy")
     world.arrive("low2")

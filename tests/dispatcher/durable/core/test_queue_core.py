@@ -247,8 +247,7 @@ def test_what_has_less_time_left_than_its_method_needs_is_buried_unstarted_and_t
 
 def test_what_runs_past_its_deadline_is_stopped_and_buried_or_done_if_it_was_faster():
     world = world_of(2)
-    world.arrive("slow", deadline_at=world.now + 5.0)
-    world.arrive("fast", deadline_at=world.now + 5.0)
+    world.arrive("slow", "fast", deadline_at=world.now + 5.0)
     world.advance(5.0)
     assert {run.stop for run in world.runs} == {do.StopReason.EXPIRED}
     world.end("slow")

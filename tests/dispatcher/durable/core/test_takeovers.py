@@ -40,9 +40,7 @@ def test_nothing_starts_expires_or_is_cancelled_before_it_is_known_what_runs():
 def test_what_runs_is_attached_to_whether_it_is_told_before_or_after_it_arrives():
     for early in (True, False):
         world = world_of(2, max_running=2)
-        world.arrive("a")
-        world.arrive("b")
-        world.arrive("c")
+        world.arrive("a", "b", "c")
         world.die()
         world.take()
         if early:
@@ -169,8 +167,7 @@ def test_an_attempt_that_is_lost_while_its_result_is_looked_up_counts_only_if_th
 
 def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten():
     world = world_of(2)
-    world.arrive("a")
-    world.arrive("b")
+    world.arrive("a", "b")
     world.tell(on.OwnershipDoubted)
     world.end("a")
     world.end("b", InvalidArguments("no"))
@@ -199,10 +196,8 @@ def test_a_task_is_cancelled_wherever_it_waits():
     world = world_of(per_key=1)
     world.pool(largest=4, huge=9)
     world.arrive("lined")
-    world.arrive("candidate", key="k")
-    world.arrive("capped", key="k")
-    world.arrive("head", key="o", ordered=True)
-    world.arrive("behind", key="o", ordered=True)
+    world.arrive("candidate", "capped", key="k")
+    world.arrive("head", "behind", key="o", ordered=True)
     world.arrive("parked", method="huge")
     for job in ("lined", "candidate", "capped", "head", "behind", "parked"):
         world.tell(on.Cancel, job=job)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.jobs import listing
@@ -19,6 +17,7 @@ from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.records.jobs import JobState
 
 from ...support.dispatcher.jobs_rig import ImagesSystem, on_images
+from ...support.durable.site import ServerSite
 from ...waiting import until
 
 RUNNING, QUEUED, SCHEDULED = JobState.RUNNING, JobState.QUEUED, JobState.SCHEDULED
@@ -274,9 +273,8 @@ async def test_several_jobs_with_one_beginning_are_named(client: Client) -> None
 
 @pytest.mark.server
 async def test_the_newest_keys_of_a_bucket_come_in_pages(nats_url: str, namespace: str) -> None:
-    bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="listing")
-    try:
-        bucket = await bus.bucket(namespace, BucketSettings())
+    async with ServerSite(nats_url, namespace) as site:
+        bucket = await site.own.bucket(namespace, BucketSettings())
         for number in range(300):
             await bucket.put(f"{'result' if number % 3 else 'try'}.{number % 250}", str(number).encode())
         await bucket.delete("result.1")
@@ -288,5 +286,3 @@ async def test_the_newest_keys_of_a_bucket_come_in_pages(nats_url: str, namespac
             found += page
         assert found == kept and len(found) > 100
         assert await bucket.newest("nothing.*", limit=5) == []
-    finally:
-        await bus.close()

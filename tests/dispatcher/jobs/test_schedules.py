@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.nats_bus import connect as connect_bus
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.schedules import put_schedule
 from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
 from gangline.schemas.messages.jobs import JobInfo, run_of
@@ -19,6 +16,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
 
 from ...support.dispatcher.jobs_rig import ImagesSystem, on_images
+from ...support.durable.site import ServerSite
 from ...waiting import until
 
 
@@ -311,28 +309,25 @@ async def test_a_time_of_its_own_replaces_cron_and_time_zone(client: Client) -> 
 
 @pytest.mark.server
 async def test_a_real_server_pauses_resumes_and_links_runs(nats_url: str, namespace: str) -> None:
-    names = Names(namespace)
-    bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="schedules")
-    try:
-        async with Dispatcher(bus, names=names), Client(bus, names=names) as client:
-            schedule = await declared(client, "ticks", "* * * * *", time_zone="Asia/Kolkata")
-            paused = await client.pause_schedule("ticks")
-            assert paused.paused and (paused.cron, paused.time_zone) == ("0 * * * * *", "Asia/Kolkata")
-            await client.options(cron="* * * * * *", idempotency_key="ticks").submit("images.echo", "new")
-            await until(lambda: cron_is(client, "* * * * * *"))
-            assert (await client.schedule("ticks")).paused
-            resumed = await client.resume_schedule("ticks")
-            assert not resumed.paused and resumed.id == schedule.id
-            tasks = await client._streams.tasks()
-            await until(lambda: runs(tasks, names))
-            [run] = [await tasks.next(names.tasks_of("images"))]
-            assert run is not None
-            info = await client.job(str(run.sequence), "images").status()
-            assert info.schedule == schedule.id
-            await client.delete_schedule("ticks")
-            assert await client.schedules() == []
-    finally:
-        await bus.close()
+    async with ServerSite(nats_url, namespace) as site:
+        await site.dispatcher()
+        client, names = await site.client(), site.names
+        schedule = await declared(client, "ticks", "* * * * *", time_zone="Asia/Kolkata")
+        paused = await client.pause_schedule("ticks")
+        assert paused.paused and (paused.cron, paused.time_zone) == ("0 * * * * *", "Asia/Kolkata")
+        await client.options(cron="* * * * * *", idempotency_key="ticks").submit("images.echo", "new")
+        await until(lambda: cron_is(client, "* * * * * *"))
+        assert (await client.schedule("ticks")).paused
+        resumed = await client.resume_schedule("ticks")
+        assert not resumed.paused and resumed.id == schedule.id
+        tasks = await client._streams.tasks()
+        await until(lambda: runs(tasks, names))
+        [run] = [await tasks.next(names.tasks_of("images"))]
+        assert run is not None
+        info = await client.job(str(run.sequence), "images").status()
+        assert info.schedule == schedule.id
+        await client.delete_schedule("ticks")
+        assert await client.schedules() == []
 
 
 async def runs(tasks: Any, names: Names) -> bool:

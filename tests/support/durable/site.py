@@ -395,6 +395,11 @@ class ServerSite(StoredTasks):
         self.ends.append(made.stop)
         return made
 
+    async def client(self) -> Client:
+        client = await Client(await self.bus("client"), names=self.names).start()
+        self.ends.append(client.close)
+        return client
+
     async def publish(self, target: str, body: Any = None, **headers: str) -> int:
         endpoint, _, method = target.partition(".")
         stream = await self.streams.tasks()

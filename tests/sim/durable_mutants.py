@@ -47,7 +47,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 from gangline.schemas.wire.frames import Frame, Reason
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan
-from gangline.testing.sim.plan.durable_plan import JobKind
+from gangline.testing.sim.plan.durable_plan import JobKind, JobStep
 from gangline.testing.sim.plan.histories import (
     draw_cut_off_plan,
     draw_late_deliveries_plan,
@@ -74,6 +74,11 @@ from .mutants import has, mutant
 durable_mutant = functools.partial(mutant, draw=draw_durable_plan)
 
 _ELECTING = (Accident.SILENCE, Accident.SPLIT)
+
+
+def _steps(plan: Plan) -> tuple[JobStep, ...]:
+    assert plan.durable is not None
+    return plan.durable.steps
 
 
 def _rule(name: str) -> Callable[[Plan], bool]:
@@ -103,44 +108,36 @@ def _rolls_out(plan: Plan) -> bool:
 
 def _ordered(plan: Plan) -> bool:
     """Plans with order, and without messages that get lost."""
-    assert plan.durable is not None
     lossy = any(storm.rates.drop for storm in plan.storms)
-    return not lossy and sum(step.ordered for step in plan.durable.steps) > 5
+    return not lossy and sum(step.ordered for step in _steps(plan)) > 5
 
 
 def _crowded(plan: Plan) -> bool:
     """Plans in which more is submitted at once than there is room for, and nothing goes wrong."""
-    assert plan.durable is not None
-    return plan.calm and sum(step.priority != 0 and step.key is None for step in plan.durable.steps) > 8
+    return plan.calm and sum(step.priority != 0 and step.key is None for step in _steps(plan)) > 8
 
 
 def _replays(plan: Plan) -> bool:
     """Plans in which dead letters are sent anew."""
-    assert plan.durable is not None
-    return sum(step.kind is JobKind.REPLAY for step in plan.durable.steps) > 3
+    return sum(step.kind is JobKind.REPLAY for step in _steps(plan)) > 3
 
 
 def _large(plan: Plan) -> bool:
     """Plans with large results."""
-    assert plan.durable is not None
-    return any(step.padding for step in plan.durable.steps)
+    return any(step.padding for step in _steps(plan))
 
 
 def _repeats(plan: Plan) -> bool:
     """Plans with schedules."""
-    assert plan.durable is not None
-    return any(step.kind is JobKind.REPEAT_RAW for step in plan.durable.steps)
+    return any(step.kind is JobKind.REPEAT_RAW for step in _steps(plan))
 
 
 # -- L10: no task lost ------------------------------------------------------------------------------------------------
 
 
-@durable_mutant("L10", needs=_hands_over)
-def who_takes_a_queue_over_does_not_ask_what_runs(patch: pytest.MonkeyPatch) -> None:
-    async def jobs(self: QueueRecovery) -> list[Any]:
-        return []
-
-    patch.setattr(QueueRecovery, "jobs", jobs)
+@durable_mutant("L10", needs=_hands_over, instead_of=(QueueRecovery, "jobs"))
+async def who_takes_a_queue_over_does_not_ask_what_runs(self: QueueRecovery) -> list[Any]:
+    return []
 
 
 @mutant("L10", draw=draw_unacknowledged_plan)
@@ -153,31 +150,24 @@ def a_dispatcher_believes_that_a_queue_is_its_own_until_it_hears_otherwise(patch
     patch.setattr(Trust, "holds", lambda self, now: True)
 
 
-@durable_mutant("L10")
-def a_task_is_acknowledged_and_its_dead_letter_left_for_later(patch: pytest.MonkeyPatch) -> None:
-    async def publish_dead(self: OutcomeStore, *args: Any) -> Published:
-        return Published(sequence=1)
-
-    patch.setattr(OutcomeStore, "_publish_dead", publish_dead)
+@durable_mutant("L10", instead_of=(OutcomeStore, "_publish_dead"))
+async def a_task_is_acknowledged_and_its_dead_letter_left_for_later(self: OutcomeStore, *args: Any) -> Published:
+    return Published(sequence=1)
 
 
-@durable_mutant("outcome")
-def a_task_is_acknowledged_without_its_result(patch: pytest.MonkeyPatch) -> None:
-    def store(self: OutcomeStore, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
-        answer(None)
+@durable_mutant("outcome", instead_of=(OutcomeStore, "_store"))
+def a_task_is_acknowledged_without_its_result(
+    self: OutcomeStore, entry: QueuedMessage, effect: Persist, answer: Answer
+) -> None:
+    answer(None)
 
-    patch.setattr(OutcomeStore, "_store", store)
 
-
-@durable_mutant("outcome")
-def a_result_is_told_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
-    original = OutcomeStore._create
-
-    def create(self: OutcomeStore, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
-        self._on_stored(effect, record)
-        original(self, effect, record, done)
-
-    patch.setattr(OutcomeStore, "_create", create)
+@durable_mutant("outcome", around=(OutcomeStore, "_create"))
+def a_result_is_told_before_it_is_stored(
+    original: Any, self: OutcomeStore, effect: Persist, record: bytes, done: Callable[[bool], None]
+) -> None:
+    self._on_stored(effect, record)
+    original(self, effect, record, done)
 
 
 @durable_mutant("outcome", needs=_loses_a_dispatcher)
@@ -185,17 +175,14 @@ def clients_whose_dispatcher_is_gone_go_on_waiting_for_its_answer(patch: pytest.
     patch.setattr(_EndpointWaits, "_give_up", lambda self, names, pause_s: None)
 
 
-@durable_mutant("L10", needs=_large)
-def the_record_of_a_large_result_comes_before_the_result(patch: pytest.MonkeyPatch) -> None:
-    async def store_large(
-        self: OutcomeStore, entry: QueuedMessage, effect: Persist, body: bytes, answer: Answer
-    ) -> None:
-        name = f"{effect.job}-{effect.attempts}"
-        record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
-        self._create(effect, record, lambda first: self._stored(entry, effect, first, answer))
-        await (await self._streams.objects()).put(name, body)
-
-    patch.setattr(OutcomeStore, "_store_large", store_large)
+@durable_mutant("L10", needs=_large, instead_of=(OutcomeStore, "_store_large"))
+async def the_record_of_a_large_result_comes_before_the_result(
+    self: OutcomeStore, entry: QueuedMessage, effect: Persist, body: bytes, answer: Answer
+) -> None:
+    name = f"{effect.job}-{effect.attempts}"
+    record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
+    self._create(effect, record, lambda first: self._stored(entry, effect, first, answer))
+    await (await self._streams.objects()).put(name, body)
 
 
 @durable_mutant("L10")
@@ -212,25 +199,17 @@ def a_draining_worker_leaves_before_its_ends_are_stored(patch: pytest.MonkeyPatc
     patch.setattr(AdmissionCore, "may_leave", property(lambda self: self.at_rest))
 
 
-@durable_mutant("roll-out", needs=_rolls_out, seeds=60)
-def a_dispatcher_that_attaches_does_not_promise_to_store_the_end(patch: pytest.MonkeyPatch) -> None:
+@durable_mutant("roll-out", needs=_rolls_out, seeds=60, around=(AttemptSender, "_meta"))
+def a_dispatcher_that_attaches_does_not_promise_to_store_the_end(
+    original: Any, self: AttemptSender, entry: QueuedMessage, submission: Submission
+) -> dict[str, Any]:
     """So the worker leaves as soon as it has answered, whether or not that dispatcher is there to hear it."""
-    original = AttemptSender._meta
-
-    def meta(self: AttemptSender, entry: QueuedMessage, submission: Submission) -> dict[str, Any]:
-        return {name: value for name, value in original(self, entry, submission).items() if name != "acks"}
-
-    patch.setattr(AttemptSender, "_meta", meta)
+    return {name: value for name, value in original(self, entry, submission).items() if name != "acks"}
 
 
-@durable_mutant("roll-out", needs=_rolls_out, seeds=60)
-def a_new_dispatcher_looks_only_at_what_runs(patch: pytest.MonkeyPatch) -> None:
-    original = QueueRecovery.jobs
-
-    async def jobs(self: QueueRecovery) -> list[Any]:
-        return [(worker, job) for worker, job in await original(self) if job.running]
-
-    patch.setattr(QueueRecovery, "jobs", jobs)
+@durable_mutant("roll-out", needs=_rolls_out, seeds=60, around=(QueueRecovery, "jobs"))
+async def a_new_dispatcher_looks_only_at_what_runs(original: Any, self: QueueRecovery) -> list[Any]:
+    return [(worker, job) for worker, job in await original(self) if job.running]
 
 
 # -- busy -------------------------------------------------------------------------------------------------------------
@@ -252,89 +231,61 @@ def a_refused_attach_is_repeated_at_once(patch: pytest.MonkeyPatch) -> None:
 # -- replays ----------------------------------------------------------------------------------------------------------
 
 
-@durable_mutant("L10", needs=_replays)
-def a_task_that_is_sent_anew_counts_from_one(patch: pytest.MonkeyPatch) -> None:
-    original = DeadLetters._fields_again
-
-    def fields_again(self: DeadLetters, letter: DeadLetter) -> dict[str, str]:
-        return {name: value for name, value in original(self, letter).items() if name != headers.ATTEMPTS}
-
-    patch.setattr(DeadLetters, "_fields_again", fields_again)
+@durable_mutant("L10", needs=_replays, around=(DeadLetters, "_fields_again"))
+def a_task_that_is_sent_anew_counts_from_one(original: Any, self: DeadLetters, letter: DeadLetter) -> dict[str, str]:
+    return {name: value for name, value in original(self, letter).items() if name != headers.ATTEMPTS}
 
 
-@durable_mutant("L10", needs=_replays)
-def the_letter_of_a_task_that_is_sent_anew_stays(patch: pytest.MonkeyPatch) -> None:
-    async def remove(self: DeadLetters, letter: DeadLetter) -> None:
-        pass
-
-    patch.setattr(DeadLetters, "_remove", remove)
+@durable_mutant("L10", needs=_replays, instead_of=(DeadLetters, "_remove"))
+async def the_letter_of_a_task_that_is_sent_anew_stays(self: DeadLetters, letter: DeadLetter) -> None:
+    pass
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 
-@durable_mutant("L10", needs=_repeats)
-def the_firings_of_a_schedule_have_the_id_of_the_schedule(patch: pytest.MonkeyPatch) -> None:
+@durable_mutant("L10", needs=_repeats, around=(records, "schedule_of"))
+def the_firings_of_a_schedule_have_the_id_of_the_schedule(
+    original: Any, names: Names, message: StreamMessage, submission: Submission, *, wall: float
+) -> tuple[str, dict[str, str]]:
     """So that all but the first are taken for repetitions of it."""
-    original = records.schedule_of
-
-    def schedule_of(
-        names: Names, message: StreamMessage, submission: Submission, *, wall: float
-    ) -> tuple[str, dict[str, str]]:
-        subject, given = original(names, message, submission, wall=wall)
-        return subject, {**given, headers.JOB: submission.job}
-
-    patch.setattr(records, "schedule_of", schedule_of)
+    subject, given = original(names, message, submission, wall=wall)
+    return subject, {**given, headers.JOB: submission.job}
 
 
 def _delays_through_an_election(plan: Plan) -> bool:
     """Plans in which the streams change their leader, with tasks that come due."""
-    steps = () if plan.durable is None else plan.durable.steps
-    return plan.elects and sum(step.delay_s is not None or step.period_s is not None for step in steps) > 8
+    return plan.elects and sum(step.delay_s is not None or step.period_s is not None for step in _steps(plan)) > 8
 
 
-@durable_mutant("L10", needs=_delays_through_an_election, seeds=600)
-def a_queue_has_no_start_among_the_schedules(patch: pytest.MonkeyPatch) -> None:
-    original = TaskStorage.tasks
-
-    def tasks(self: TaskStorage, names: Names) -> StreamSettings:
-        settings = original(self, names)
-        return replace(settings, sources=tuple(replace(source, start=0) for source in settings.sources))
-
-    patch.setattr(TaskStorage, "tasks", tasks)
+@durable_mutant("L10", needs=_delays_through_an_election, seeds=600, around=(TaskStorage, "tasks"))
+def a_queue_has_no_start_among_the_schedules(original: Any, self: TaskStorage, names: Names) -> StreamSettings:
+    settings = original(self, names)
+    return replace(settings, sources=tuple(replace(source, start=0) for source in settings.sources))
 
 
 def _fires_before_an_election(plan: Plan) -> bool:
     """Plans in which schedules have fired by the time the streams change their leader."""
-    leader, steps = leader_of(plan.seed), () if plan.durable is None else plan.durable.steps
+    leader = leader_of(plan.seed)
     silent = [each.at_s for each in plan.events if each.amount == leader and each.accident in _ELECTING]
-    return max(silent, default=0.0) > 3.0 and sum(step.period_s is not None for step in steps) > 1
+    return max(silent, default=0.0) > 3.0 and sum(step.period_s is not None for step in _steps(plan)) > 1
 
 
-@durable_mutant("L10", needs=_fires_before_an_election, seeds=200)
-def a_due_task_is_acknowledged_before_it_has_left_the_schedules(patch: pytest.MonkeyPatch) -> None:
-    def remove(self: DueCopyRemover, sequence: int, done: Callable[[], None]) -> None:
-        done()
-
-    patch.setattr(DueCopyRemover, "remove", remove)
-
-
-@durable_mutant("L10", needs=_repeats)
-def a_schedule_that_is_cancelled_stays(patch: pytest.MonkeyPatch) -> None:
-    async def unschedule(self: JobQueries, *args: Any) -> bool:
-        return True
-
-    patch.setattr(JobQueries, "_unschedule", unschedule)
+@durable_mutant("L10", needs=_fires_before_an_election, seeds=200, instead_of=(DueCopyRemover, "remove"))
+def a_due_task_is_acknowledged_before_it_has_left_the_schedules(
+    self: DueCopyRemover, sequence: int, done: Callable[[], None]
+) -> None:
+    done()
 
 
-@durable_mutant("L10", needs=_repeats)
-def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> None:
-    original = QueueCore.arrived
+@durable_mutant("L10", needs=_repeats, instead_of=(JobQueries, "_unschedule"))
+async def a_schedule_that_is_cancelled_stays(self: JobQueries, *args: Any) -> bool:
+    return True
 
-    def arrived(self: QueueCore, event: TaskArrived) -> None:
-        original(self, replace(event, submission=event.submission._replace(cron=None)))
 
-    patch.setitem(queue_core.HANDLERS, TaskArrived, arrived)
+@durable_mutant("L10", needs=_repeats, around=(queue_core.HANDLERS, TaskArrived))
+def a_schedule_that_comes_as_a_task_is_run_as_one(original: Any, self: QueueCore, event: TaskArrived) -> None:
+    original(self, replace(event, submission=event.submission._replace(cron=None)))
 
 
 @mutant("hang", draw=draw_lost_deliveries_plan)
@@ -342,15 +293,12 @@ def heartbeats_do_not_tell_what_was_delivered(patch: pytest.MonkeyPatch) -> None
     patch.setattr(PullConsumer, "on_heartbeat", lambda self, ordinal, sequence: self._hear())
 
 
-@mutant("L10", draw=draw_cut_off_plan)
-def what_waits_is_started_after_a_doubt_as_before(patch: pytest.MonkeyPatch) -> None:
-    original = AttemptSender.start
-
-    def start(self: AttemptSender, entry: QueuedMessage, *rest: Any) -> None:
-        entry.doubts = self.doubts
-        original(self, entry, *rest)
-
-    patch.setattr(AttemptSender, "start", start)
+@mutant("L10", draw=draw_cut_off_plan, around=(AttemptSender, "start"))
+def what_waits_is_started_after_a_doubt_as_before(
+    original: Any, self: AttemptSender, entry: QueuedMessage, *rest: Any
+) -> None:
+    entry.doubts = self.doubts
+    original(self, entry, *rest)
 
 
 # -- limits and order -------------------------------------------------------------------------------------------------
@@ -365,13 +313,10 @@ def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("gangline.dispatcher.durable.core.scheduler.KeyConcurrency", Generous)
 
 
-@durable_mutant("order", needs=_ordered)
-def whoever_has_room_goes_first(patch: pytest.MonkeyPatch) -> None:
-    def admit(self: StartScheduler, task: Task) -> None:
-        task.pool = self.pools.choose(task.submission, task.draw).name
-        self._cap(task)
-
-    patch.setattr(StartScheduler, "admit", admit)
+@durable_mutant("order", needs=_ordered, instead_of=(StartScheduler, "admit"))
+def whoever_has_room_goes_first(self: StartScheduler, task: Task) -> None:
+    task.pool = self.pools.choose(task.submission, task.draw).name
+    self._cap(task)
 
 
 @durable_mutant("turn", needs=_crowded)
@@ -393,18 +338,13 @@ def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"gangline.dispatcher.durable.core.{module}.place_of", place)
 
 
-@durable_mutant("turn", needs=_crowded)
-def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
-    original = ReadyQueue.add
-
-    def add(self: ReadyQueue, place: Place, cost: int, tenant: str = "") -> None:
-        if tenant not in self._lines:
-            self._lines[tenant] = {}
-            self.turns.enter(tenant)
-        self._lines[tenant].setdefault(cost, RankedSet(reverse=True))
-        original(self, place, cost, tenant)
-
-    patch.setattr(ReadyQueue, "add", add)
+@durable_mutant("turn", needs=_crowded, around=(ReadyQueue, "add"))
+def the_newest_of_a_line_starts(original: Any, self: ReadyQueue, place: Place, cost: int, tenant: str = "") -> None:
+    if tenant not in self._lines:
+        self._lines[tenant] = {}
+        self.turns.enter(tenant)
+    self._lines[tenant].setdefault(cost, RankedSet(reverse=True))
+    original(self, place, cost, tenant)
 
 
 @mutant("tenant", draw=draw_tenants_plan)
@@ -422,36 +362,25 @@ def tenants_share_the_ids_of_jobs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(submission_module, "job_of_tenant", lambda job, endpoint, tenant: job)
 
 
-@mutant("L10", draw=draw_late_deliveries_plan)
-def what_was_read_beyond_the_window_and_has_ended_is_new_when_it_is_delivered(patch: pytest.MonkeyPatch) -> None:
-    original = QueueState.drop
-
-    def drop(self: QueueState, task: Task) -> None:
-        original(self, task)
-        self.removed.clear()
-
-    patch.setattr(QueueState, "drop", drop)
+@mutant("L10", draw=draw_late_deliveries_plan, around=(QueueState, "drop"))
+def what_was_read_beyond_the_window_and_has_ended_is_new_when_it_is_delivered(
+    original: Any, self: QueueState, task: Task
+) -> None:
+    original(self, task)
+    self.removed.clear()
 
 
-@durable_mutant("idle", needs=_crowded)
-def a_lease_that_was_not_had_is_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
-    original = SlotLessor._asked
-
-    def asked(self: SlotLessor, task: asyncio.Task[None]) -> None:
-        slots = self._asks[task]
-        original(self, task)
-        self._asks[task] = slots
-
-    patch.setattr(SlotLessor, "_asked", asked)
+@durable_mutant("idle", needs=_crowded, around=(SlotLessor, "_asked"))
+def a_lease_that_was_not_had_is_not_asked_for_again(original: Any, self: SlotLessor, task: asyncio.Task[None]) -> None:
+    slots = self._asks[task]
+    original(self, task)
+    self._asks[task] = slots
 
 
-@durable_mutant("max-running", needs=_rule("max_running"))
-def what_runs_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    def room(self: StartScheduler) -> int:
-        queue_state = self._state
-        return len(queue_state.tasks) if queue_state.open and queue_state.sure and not queue_state.rules.paused else 0
-
-    patch.setattr(StartScheduler, "room", room)
+@durable_mutant("max-running", needs=_rule("max_running"), instead_of=(StartScheduler, "room"))
+def what_runs_is_not_counted(self: StartScheduler) -> int:
+    queue_state = self._state
+    return len(queue_state.tasks) if queue_state.open and queue_state.sure and not queue_state.rules.paused else 0
 
 
 def _declares(needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plan], bool]:
@@ -478,14 +407,9 @@ def workers_do_not_keep_declared_limits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MethodLimit, "allows", lambda self, key, now: True)
 
 
-@durable_mutant("declared", needs=_declares())
-def dispatchers_do_not_keep_declared_limits(patch: pytest.MonkeyPatch) -> None:
-    original = StartScheduler.limits_of
-
-    def limits_of(self: StartScheduler, task: Task) -> Any:
-        return tuple(each for each in original(self, task) if each[0] is self.concurrency)
-
-    patch.setattr(StartScheduler, "limits_of", limits_of)
+@durable_mutant("declared", needs=_declares(), around=(StartScheduler, "limits_of"))
+def dispatchers_do_not_keep_declared_limits(original: Any, self: StartScheduler, task: Task) -> Any:
+    return tuple(each for each in original(self, task) if each[0] is self.concurrency)
 
 
 @durable_mutant("declared", needs=_declares(_hands_over))
@@ -499,12 +423,9 @@ def what_runs_at_a_takeover_does_not_count_for_declared_limits(patch: pytest.Mon
     patch.setattr(WorkerServer, "_new_limit_shares", lambda self, kv: None)  # workers would make up for it
 
 
-@durable_mutant("L10", needs=_declares())
-def declared_attempts_are_not_read(patch: pytest.MonkeyPatch) -> None:
-    def first(default: Any, *given: Any) -> Any:
-        return next((value for value in given[:2] if value is not None), default)
-
-    patch.setattr(retry_module, "_first", first)
+@durable_mutant("L10", needs=_declares(), instead_of=(retry_module, "_first"))
+def declared_attempts_are_not_read(default: Any, *given: Any) -> Any:
+    return next((value for value in given[:2] if value is not None), default)
 
 
 @durable_mutant("rate", needs=lambda plan: plan.calm and _rule("rate_per_s")(plan))
@@ -515,78 +436,60 @@ def nobody_looks_at_the_rate(patch: pytest.MonkeyPatch) -> None:
 # -- silent servers ---------------------------------------------------------------------------------------------------
 
 
-@durable_mutant("loss", needs=has(Accident.SPLIT, 4.0), seeds=80)
-def that_nobody_listens_is_proof(patch: pytest.MonkeyPatch) -> None:
-    def suspect(self: WorkerFailureDetector, watched: Any) -> None:
-        worker = watched.worker
-        pool = self._router.pools[worker.id.pool]
-        if pool.core.gone(worker, 0.0):
-            pool._lost(worker, "nobody listens")
-
-    patch.setattr(WorkerFailureDetector, "_suspect", suspect)
+@durable_mutant("loss", needs=has(Accident.SPLIT, 4.0), seeds=80, instead_of=(WorkerFailureDetector, "_suspect"))
+def that_nobody_listens_is_proof(self: WorkerFailureDetector, watched: Any) -> None:
+    worker = watched.worker
+    pool = self._router.pools[worker.id.pool]
+    if pool.core.gone(worker, 0.0):
+        pool._lost(worker, "nobody listens")
 
 
 def _cancels_what_is_due_in_a_split(plan: Plan) -> bool:
     """A delayed task becomes due, and is cancelled soon after, while the server that led JetStream is cut off."""
     leader = leader_of(plan.seed)
-    return plan.durable is not None and any(
+    return any(
         event.at_s < step.at_s + step.delay_s < event.at_s + event.for_s - 1.0
         and step.delay_s < step.doom_after_s < step.delay_s + 2.0
         for event in plan.events
         if event.accident is Accident.SPLIT and event.amount == leader and event.for_s > 2.0
-        for step in plan.durable.steps
+        for step in _steps(plan)
         if step.kind is JobKind.CANCEL and step.delay_s is not None and step.delay_s <= 1.0
     )
 
 
-@durable_mutant("outcome", needs=_cancels_what_is_due_in_a_split, seeds=40)
-def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(patch: pytest.MonkeyPatch) -> None:
-    async def coming(self: JobQueries, *args: Any) -> None:
-        return None
-
-    patch.setattr(JobQueries, "_coming", coming)
+@durable_mutant("outcome", needs=_cancels_what_is_due_in_a_split, seeds=40, instead_of=(JobQueries, "_coming"))
+async def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(self: JobQueries, *args: Any) -> None:
+    return None
 
 
 # -- twins ------------------------------------------------------------------------------------------------------------
 
 
-@mutant("L12", draw=draw_returned_plan)
-def an_execution_that_another_worker_has_taken_over_runs_on(patch: pytest.MonkeyPatch) -> None:
-    original = JobTable.stored
-
-    def stored(self: JobTable, key: JobKey, attempt: int, now: float) -> None:
-        original(self, key, attempt, now)
-
-    patch.setattr(JobTable, "stored", stored)
+@mutant("L12", draw=draw_returned_plan, around=(JobTable, "stored"))
+def an_execution_that_another_worker_has_taken_over_runs_on(
+    original: Any, self: JobTable, key: JobKey, attempt: int, now: float
+) -> None:
+    original(self, key, attempt, now)
 
 
-@mutant("L10", draw=draw_withdrawn_plan)
-def a_schedule_that_is_cancelled_leaves_the_message_that_it_was_made_from(patch: pytest.MonkeyPatch) -> None:
-    async def cancel_submission(self: JobQueries, *args: Any) -> bool:
-        return False
-
-    patch.setattr(JobQueries, "_cancel_submission", cancel_submission)
+@mutant("L10", draw=draw_withdrawn_plan, instead_of=(JobQueries, "_cancel_submission"))
+async def a_schedule_that_is_cancelled_leaves_the_message_that_it_was_made_from(self: JobQueries, *args: Any) -> bool:
+    return False
 
 
-@mutant("limit-waits", draw=draw_shared_unit_plan)
-def the_next_lease_is_asked_for_wherever_it_is_the_turn(patch: pytest.MonkeyPatch) -> None:
-    original = SlotLessor._lease
-
-    async def lease(self: SlotLessor, slots: int, method: str | None, patience_s: float | None, prefers: str) -> None:
-        await original(self, slots, method, patience_s, "")
-
-    patch.setattr(SlotLessor, "_lease", lease)
+@mutant("limit-waits", draw=draw_shared_unit_plan, around=(SlotLessor, "_lease"))
+async def the_next_lease_is_asked_for_wherever_it_is_the_turn(
+    original: Any, self: SlotLessor, slots: int, method: str | None, patience_s: float | None, prefers: str
+) -> None:
+    await original(self, slots, method, patience_s, "")
 
 
 # -- lists ------------------------------------------------------------------------------------------------------------
 
 
-@mutant("listed", draw=draw_listed_plan)
-def a_new_owner_says_that_it_has_read_what_was_there_when_it_took_the_queue(patch: pytest.MonkeyPatch) -> None:
-    original = QueueRunner.listed
-
-    def listed(self: QueueRunner, request: ListRequest, tenant: str = "") -> ListReply:
-        reply = original(self, request, tenant)
-        return reply.model_copy(update={"read_to": max(reply.read_to, self._old_to)})
-
-    patch.setattr(QueueRunner, "listed", listed)
+@mutant("listed", draw=draw_listed_plan, around=(QueueRunner, "listed"))
+def a_new_owner_says_that_it_has_read_what_was_there_when_it_took_the_queue(
+    original: Any, self: QueueRunner, request: ListRequest, tenant: str = ""
+) -> ListReply:
+    reply = original(self, request, tenant)
+    return reply.model_copy(update={"read_to": max(reply.read_to, self._old_to)})

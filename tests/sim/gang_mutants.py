@@ -80,86 +80,56 @@ def _cuts_owners_off(plan: Plan) -> bool:
 # -- L7: gang atomicity ---------------------------------------------------------------------------------------------
 
 
-@gang_mutant("L7")
-def members_are_told_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
-    original = GrantPipeline.writes
-
-    def writes(self: GrantPipeline, gang: ManagedGang) -> Any:
-        found = original(self, gang)
-        if found is not None and gang.attempt is not None:
-            request = form_request_of(found[-1].record, 0)
-            self._state.out += [do.SendForm(worker=worker, request=request) for worker in gang.attempt.wanted]
-        return found
-
-    patch.setattr(GrantPipeline, "writes", writes)
+@gang_mutant("L7", around=(GrantPipeline, "writes"))
+def members_are_told_while_the_commit_is_on_its_way(original: Any, self: GrantPipeline, gang: ManagedGang) -> Any:
+    found = original(self, gang)
+    if found is not None and gang.attempt is not None:
+        request = form_request_of(found[-1].record, 0)
+        self._state.out += [do.SendForm(worker=worker, request=request) for worker in gang.attempt.wanted]
+    return found
 
 
-@gang_mutant("L7")
-def an_owner_is_answered_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
-    original = GrantPipeline.writes
-
-    def writes(self: GrantPipeline, gang: ManagedGang) -> Any:
-        found, attempt = original(self, gang), gang.attempt
-        if found is not None and attempt is not None and gang.waiters:
-            secret = attempt.tokens
-            seats = [seat.model_copy(update={"token": secret.get(seat.token, seat.token)}) for seat in attempt.seats]
-            formed = {"state": GangState.FORMED, "step": "formed", "seats": tuple(seats), "fence": 1}
-            reply = gang.describe(to_owner=True).model_copy(update=formed)
-            self._state.out += [do.AnswerRequest(reply_to=waiter, reply=reply) for waiter in gang.waiters]
-            gang.waiters.clear()
-        return found
-
-    patch.setattr(GrantPipeline, "writes", writes)
+@gang_mutant("L7", around=(GrantPipeline, "writes"))
+def an_owner_is_answered_while_the_commit_is_on_its_way(original: Any, self: GrantPipeline, gang: ManagedGang) -> Any:
+    found, attempt = original(self, gang), gang.attempt
+    if found is not None and attempt is not None and gang.waiters:
+        secret = attempt.tokens
+        seats = [seat.model_copy(update={"token": secret.get(seat.token, seat.token)}) for seat in attempt.seats]
+        formed = {"state": GangState.FORMED, "step": "formed", "seats": tuple(seats), "fence": 1}
+        reply = gang.describe(to_owner=True).model_copy(update=formed)
+        self._state.out += [do.AnswerRequest(reply_to=waiter, reply=reply) for waiter in gang.waiters]
+        gang.waiters.clear()
+    return found
 
 
-@gang_mutant("L7")
-def a_batch_does_not_wait_for_the_holds_of_all_workers(patch: pytest.MonkeyPatch) -> None:
-    original = GangScheduler.answered
-
-    def answered(self: GangScheduler, event: HoldAnswered) -> None:
-        gang = self._state.gangs.get(event.gang)
-        attempt = gang.attempt if gang is not None else None
-        if attempt is not None and event.accepted and event.attempt == attempt.number:
-            for worker in attempt.wanted.keys() - attempt.answers.keys() - {event.worker}:
-                facts = self._state.inventory.workers[worker].facts
-                tokens = tuple(f"{MARK}{seat.rank}.{event.tokens[0]}" for seat in attempt.wanted[worker])
-                known = {"epoch": facts.epoch, "reg_revision": facts.revision, "load": None}
-                original(self, replace(event, worker=worker, tokens=tokens, secrets=(), **known))
-        original(self, event)
-
-    patch.setattr(GangScheduler, "answered", answered)
+@gang_mutant("L7", around=(GangScheduler, "answered"))
+def a_batch_does_not_wait_for_the_holds_of_all_workers(original: Any, self: GangScheduler, event: HoldAnswered) -> None:
+    gang = self._state.gangs.get(event.gang)
+    attempt = gang.attempt if gang is not None else None
+    if attempt is not None and event.accepted and event.attempt == attempt.number:
+        for worker in attempt.wanted.keys() - attempt.answers.keys() - {event.worker}:
+            facts = self._state.inventory.workers[worker].facts
+            tokens = tuple(f"{MARK}{seat.rank}.{event.tokens[0]}" for seat in attempt.wanted[worker])
+            known = {"epoch": facts.epoch, "reg_revision": facts.revision, "load": None}
+            original(self, replace(event, worker=worker, tokens=tokens, secrets=(), **known))
+    original(self, event)
 
 
-@gang_mutant("L7")
-def what_belongs_together_is_written_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = GangLedgerWriter._commit
-
-    async def commit(self: GangLedgerWriter, effect: do.Commit) -> None:
-        for write in effect.writes:
-            await original(self, replace(effect, writes=(write,)))
-
-    patch.setattr(GangLedgerWriter, "_commit", commit)
+@gang_mutant("L7", around=(GangLedgerWriter, "_commit"))
+async def what_belongs_together_is_written_one_by_one(original: Any, self: GangLedgerWriter, effect: do.Commit) -> None:
+    for write in effect.writes:
+        await original(self, replace(effect, writes=(write,)))
 
 
-@gang_mutant("L7")
-def the_last_member_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    original = granting_module.grants
-
-    def grants(*args: Any) -> Any:
-        found = original(*args)
-        return found[:-1] if len(found) > 1 else found
-
-    patch.setattr(granting_module, "grants", grants)
+@gang_mutant("L7", around=(granting_module, "grants"))
+def the_last_member_is_forgotten(original: Any, *args: Any) -> Any:
+    found = original(*args)
+    return found[:-1] if len(found) > 1 else found
 
 
-@gang_mutant("L7", needs=has(Accident.WORKER_CRASH), seeds=400)
-def a_commit_does_not_ask_whether_the_workers_still_hold(patch: pytest.MonkeyPatch) -> None:
-    original = granting_module.grants
-
-    def grants(*args: Any) -> Any:
-        return [replace(write, condition_key=None, revision=None) for write in original(*args)]
-
-    patch.setattr(granting_module, "grants", grants)
+@gang_mutant("L7", needs=has(Accident.WORKER_CRASH), seeds=400, around=(granting_module, "grants"))
+def a_commit_does_not_ask_whether_the_workers_still_hold(original: Any, *args: Any) -> Any:
+    return [replace(write, condition_key=None, revision=None) for write in original(*args)]
 
 
 def _ranges(plan: Plan) -> bool:
@@ -168,12 +138,9 @@ def _ranges(plan: Plan) -> bool:
     return any(step.bundles[0].max_count is not None for step in plan.gangs.steps)
 
 
-@gang_mutant("L7", needs=_ranges)
-def a_gang_takes_more_than_the_largest_size_that_it_asked_for(patch: pytest.MonkeyPatch) -> None:
-    def place_most(spec: Any, *args: Any, **rest: Any) -> Any:
-        return placement_module.place(spec.sized(spec.sizes[1] + 1), *args, **rest)
-
-    patch.setattr(forming_module, "place_most", place_most)
+@gang_mutant("L7", needs=_ranges, instead_of=(forming_module, "place_most"))
+def a_gang_takes_more_than_the_largest_size_that_it_asked_for(spec: Any, *args: Any, **rest: Any) -> Any:
+    return placement_module.place(spec.sized(spec.sizes[1] + 1), *args, **rest)
 
 
 @gang_mutant("L7", needs=_ranges)
@@ -199,47 +166,35 @@ def who_has_no_grace_time_is_cancelled_twice_at_once(patch: pytest.MonkeyPatch) 
     patch.setattr(seats_module, "FIRST_CANCEL_S", 0.0)
 
 
-@gang_mutant("L8")
-def a_restart_has_the_number_of_what_it_replaces(patch: pytest.MonkeyPatch) -> None:
-    original = Teardown.stopped
-
-    def stopped(self: Teardown, gang: ManagedGang) -> None:
-        generation = gang.generation
-        original(self, gang)
-        gang.generation = generation
-
-    patch.setattr(Teardown, "stopped", stopped)
+@gang_mutant("L8", around=(Teardown, "stopped"))
+def a_restart_has_the_number_of_what_it_replaces(original: Any, self: Teardown, gang: ManagedGang) -> None:
+    generation = gang.generation
+    original(self, gang)
+    gang.generation = generation
 
 
 # -- L9: one coordinator --------------------------------------------------------------------------------------------
 
 
-@gang_mutant("L9")
-def batches_rely_on_their_writer_to_know_that_it_leads(patch: pytest.MonkeyPatch) -> None:
-    def fenced(self: CommitQueue, key: str, record: Any, *, ttl_s: float | None = None) -> do.LedgerWrite:
-        return do.LedgerWrite(key=key, record=record, ttl_s=ttl_s)
-
-    patch.setattr(CommitQueue, "fenced", fenced)
-
-
-@gang_mutant("L9", needs=_rivals, seeds=100)
-def whoever_claims_to_lead_leads(patch: pytest.MonkeyPatch) -> None:
-    async def claim(self: LeaderKey, record: LeaderRecord, revision: int) -> int:
-        return await self._kv.put(Names.leader_key, record.model_dump_json().encode())
-
-    patch.setattr(LeaderKey, "claim", claim)
+@gang_mutant("L9", instead_of=(CommitQueue, "fenced"))
+def batches_rely_on_their_writer_to_know_that_it_leads(
+    self: CommitQueue, key: str, record: Any, *, ttl_s: float | None = None
+) -> do.LedgerWrite:
+    return do.LedgerWrite(key=key, record=record, ttl_s=ttl_s)
 
 
-@gang_mutant("L9")
-def members_are_stopped_before_the_ledger_says_so(patch: pytest.MonkeyPatch) -> None:
-    original = Teardown.close
+@gang_mutant("L9", needs=_rivals, seeds=100, instead_of=(LeaderKey, "claim"))
+async def whoever_claims_to_lead_leads(self: LeaderKey, record: LeaderRecord, revision: int) -> int:
+    return await self._kv.put(Names.leader_key, record.model_dump_json().encode())
 
-    def close(self: Teardown, gang: ManagedGang, *args: Any, **rest: Any) -> None:
-        original(self, gang, *args, **rest)
-        for worker in gang.seats_by_worker:
-            self._send(gang, worker)
 
-    patch.setattr(Teardown, "close", close)
+@gang_mutant("L9", around=(Teardown, "close"))
+def members_are_stopped_before_the_ledger_says_so(
+    original: Any, self: Teardown, gang: ManagedGang, *args: Any, **rest: Any
+) -> None:
+    original(self, gang, *args, **rest)
+    for worker in gang.seats_by_worker:
+        self._send(gang, worker)
 
 
 # -- fences -----------------------------------------------------------------------------------------------------------
@@ -289,14 +244,11 @@ def old_gangs_go_when_new_ones_have_formed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StandingSets, "_last_that_serves", lambda self, gang, live: False)
 
 
-@mutant("roll", draw=draw_roll_plan)
-def a_new_leader_counts_a_failure_that_is_being_repaired_again(patch: pytest.MonkeyPatch) -> None:
-    original = StandingSets.remember
-
-    def remember(self: StandingSets, name: str, status: GangSetStatus) -> None:
-        original(self, name, status.model_copy(update={"repairing": 0}))
-
-    patch.setattr(StandingSets, "remember", remember)
+@mutant("roll", draw=draw_roll_plan, around=(StandingSets, "remember"))
+def a_new_leader_counts_a_failure_that_is_being_repaired_again(
+    original: Any, self: StandingSets, name: str, status: GangSetStatus
+) -> None:
+    original(self, name, status.model_copy(update={"repairing": 0}))
 
 
 # -- repairs ----------------------------------------------------------------------------------------------------------
@@ -307,12 +259,11 @@ def a_loss_that_is_being_replaced_counts_at_once_in_the_ledger(patch: pytest.Mon
     patch.setattr(ManagedGang, "recorded_failures", property(lambda self: self.failures))
 
 
-@mutant("L5", draw=draw_repairs_plan)
-def an_owner_that_is_heard_again_while_a_commit_is_in_flight_is_given_up(patch: pytest.MonkeyPatch) -> None:
-    def renewed(self: OwnerRequests, gang: ManagedGang) -> None:
-        self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
-
-    patch.setattr(OwnerRequests, "_renewed", renewed)
+@mutant("L5", draw=draw_repairs_plan, instead_of=(OwnerRequests, "_renewed"))
+def an_owner_that_is_heard_again_while_a_commit_is_in_flight_is_given_up(
+    self: OwnerRequests, gang: ManagedGang
+) -> None:
+    self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
 
 
 # -- owners that die or are cut off at a step of their request --------------------------------------------------------
@@ -330,15 +281,12 @@ def _kills_owners(plan: Plan) -> bool:
     )
 
 
-@mutant("L12", needs=_kills_owners, seeds=60, draw=_draw_aimed)
-def an_owner_is_missed_only_once_it_has_renewed(patch: pytest.MonkeyPatch) -> None:
-    original = GrantPipeline.committed
-
-    def committed(self: GrantPipeline, gang: ManagedGang, revision: int) -> None:
-        original(self, gang, revision)
-        self._state.agenda.cancel(("owner", gang.id))
-
-    patch.setattr(GrantPipeline, "committed", committed)
+@mutant("L12", needs=_kills_owners, seeds=60, draw=_draw_aimed, around=(GrantPipeline, "committed"))
+def an_owner_is_missed_only_once_it_has_renewed(
+    original: Any, self: GrantPipeline, gang: ManagedGang, revision: int
+) -> None:
+    original(self, gang, revision)
+    self._state.agenda.cancel(("owner", gang.id))
 
 
 def _late_runs(plan: Plan) -> bool:

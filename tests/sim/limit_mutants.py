@@ -34,25 +34,19 @@ def each_worker_keeps_the_limit_for_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareCore, "usable", lambda self, now: self.limit)
 
 
-@limit_mutant("limit", needs=_several)
-def units_that_are_given_up_are_used_until_that_is_stored(patch: pytest.MonkeyPatch) -> None:
-    begin = ShareCore._begin
-
-    def eager(self: ShareCore, *args: Any) -> LimitRecord:
-        allowed = self._allowed
-        planned = begin(self, *args)
-        self._allowed = allowed
-        return planned
-
-    patch.setattr(ShareCore, "_begin", eager)
+@limit_mutant("limit", needs=_several, around=(ShareCore, "_begin"))
+def units_that_are_given_up_are_used_until_that_is_stored(original: Any, self: ShareCore, *args: Any) -> LimitRecord:
+    allowed = self._allowed
+    planned = original(self, *args)
+    self._allowed = allowed
+    return planned
 
 
-@limit_mutant("limit", needs=_several)
-def a_silent_worker_is_taken_for_dead_although_its_heartbeat_is_there(patch: pytest.MonkeyPatch) -> None:
-    async def lives(self: LimitShares, worker: str, instance: str) -> bool:
-        return False
-
-    patch.setattr(LimitShares, "_lives", lives)
+@limit_mutant("limit", needs=_several, instead_of=(LimitShares, "_lives"))
+async def a_silent_worker_is_taken_for_dead_although_its_heartbeat_is_there(
+    self: LimitShares, worker: str, instance: str
+) -> bool:
+    return False
 
 
 @mutant("limit-waits", draw=draw_contended_plan)
@@ -60,29 +54,21 @@ def a_unit_that_is_idle_is_never_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareCore, "_give", lambda *_: False)
 
 
-@mutant("limit-waits", draw=draw_contended_plan)
-def a_worker_that_needs_a_unit_does_not_say_so(patch: pytest.MonkeyPatch) -> None:
+@mutant("limit-waits", draw=draw_contended_plan, around=(ShareCore, "_take"))
+def a_worker_that_needs_a_unit_does_not_say_so(
+    original: Any, self: ShareCore, shares: dict[str, HeldShare], waiting: list[str], *args: Any
+) -> bool:
     """So it gets none unless there are free ones, and the law may not rely on who says that he waits."""
-    take = ShareCore._take
-
-    def silent(self: ShareCore, shares: dict[str, HeldShare], waiting: list[str], *args: Any) -> bool:
-        known = list(waiting)
-        taken = take(self, shares, waiting, *args)
-        waiting[:] = known if not taken else waiting
-        return taken
-
-    patch.setattr(ShareCore, "_take", silent)
+    known = list(waiting)
+    taken = original(self, shares, waiting, *args)
+    waiting[:] = known if not taken else waiting
+    return taken
 
 
-@mutant("limit-waits", draw=draw_contended_plan)
-def a_worker_whose_own_callers_wait_keeps_its_units(patch: pytest.MonkeyPatch) -> None:
-    give = ShareCore._give
-
-    def greedy(self: ShareCore, *args: Any) -> bool:
-        *_, pressed, _now = args
-        return False if pressed else give(self, *args)
-
-    patch.setattr(ShareCore, "_give", greedy)
+@mutant("limit-waits", draw=draw_contended_plan, around=(ShareCore, "_give"))
+def a_worker_whose_own_callers_wait_keeps_its_units(original: Any, self: ShareCore, *args: Any) -> bool:
+    *_, pressed, _now = args
+    return False if pressed else original(self, *args)
 
 
 def _rated(plan: Plan) -> bool:
@@ -95,14 +81,11 @@ def each_worker_keeps_the_rate_for_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareCore, "usable", lambda self, now: self.limit if self.interval_s else usable(self, now))
 
 
-@limit_mutant("limit-rate", needs=_rated)
-def units_of_a_rate_are_given_up_while_they_are_in_use(patch: pytest.MonkeyPatch) -> None:
-    plan = ShareCore.plan
-
-    def careless(self: ShareCore, in_use: int, now: float, **given: Any) -> LimitRecord | None:
-        return plan(self, 0 if self.interval_s else in_use, now, **given)
-
-    patch.setattr(ShareCore, "plan", careless)
+@limit_mutant("limit-rate", needs=_rated, around=(ShareCore, "plan"))
+def units_of_a_rate_are_given_up_while_they_are_in_use(
+    original: Any, self: ShareCore, in_use: int, now: float, **given: Any
+) -> LimitRecord | None:
+    return original(self, 0 if self.interval_s else in_use, now, **given)
 
 
 @limit_mutant("limit-rate", needs=_rated)

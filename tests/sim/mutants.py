@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -38,8 +38,10 @@ from gangline.worker.slots.admission_core import AdmissionCore
 from gangline.worker.slots.lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from gangline.worker.slots.limiter import SlotLimiter
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+from ..support.planted import Place, Plant, planting
+
 Needs = Callable[[Plan], bool]
+Bug = TypeVar("Bug", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Mutant:
 
     law: str
     name: str
-    plant: Patch
+    plant: Plant
     needs: Needs
     """Seeds whose plan cannot show it are passed over."""
     seeds: int
@@ -84,20 +86,21 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    law: str, *, needs: Needs | None = None, seeds: int = 40, draw: Callable[[int], Plan] = draw_plan
-) -> Callable[[Patch], Patch]:
-    """Declare the decorated function, which plants the bug that its name tells."""
+    law: str,
+    *,
+    needs: Needs = lambda plan: True,
+    seeds: int = 40,
+    draw: Callable[[int], Plan] = draw_plan,
+    **place: Place,
+) -> Callable[[Bug], Bug]:
+    """Declare the decorated function, whose name tells the bug: it plants it, or is planted (see `planting`)."""
 
-    def declare(plant: Patch) -> Patch:
-        name = plant.__name__.replace("_", "-")
-        MUTANTS.append(Mutant(law=law, name=name, plant=plant, needs=needs or _anything, seeds=seeds, draw=draw))
-        return plant
+    def declare(bug: Bug) -> Bug:
+        name = bug.__name__.replace("_", "-")
+        MUTANTS.append(Mutant(law=law, name=name, plant=planting(bug, **place), needs=needs, seeds=seeds, draw=draw))
+        return bug
 
     return declare
-
-
-def _anything(_plan: Plan) -> bool:
-    return True
 
 
 def has(accident: Accident, least_s: float = 0.0, most_s: float = 60.0) -> Needs:
@@ -144,14 +147,11 @@ def one_slot_too_many_is_granted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AdmissionCore, "_no_room", lambda self, slots: Refusal.DRAINING if self.draining else None)
 
 
-@mutant("L1")
-def a_task_costs_one_slot_whatever_it_declares(patch: pytest.MonkeyPatch) -> None:
-    admit = AdmissionCore.admit
-
-    def cheap(self: AdmissionCore, sender: Any, task_id: int, cost: int, *rest: Any, **named: Any) -> Any:
-        return admit(self, sender, task_id, 1, *rest, **named)
-
-    patch.setattr(AdmissionCore, "admit", cheap)
+@mutant("L1", around=(AdmissionCore, "admit"))
+def a_task_costs_one_slot_whatever_it_declares(
+    original: Any, self: AdmissionCore, sender: Any, task_id: int, cost: int, *rest: Any, **named: Any
+) -> Any:
+    return original(self, sender, task_id, 1, *rest, **named)
 
 
 @mutant("L1", needs=twins_hear_the_same, seeds=160)
@@ -162,35 +162,23 @@ def a_woken_worker_serves_before_its_id_is_confirmed(patch: pytest.MonkeyPatch) 
 # -- L2: balance --------------------------------------------------------------------------------------------------
 
 
-@mutant("L2")
-def a_failing_use_of_a_lease_keeps_its_slots(patch: pytest.MonkeyPatch) -> None:
-    def release(self: SlotLimiter, lease: object) -> int:
-        return (
-            0 if isinstance(lease, GrantedLease) and lease.single_use and not lease.claimed else original(self, lease)
-        )
-
-    original = SlotLimiter.release
-    patch.setattr(SlotLimiter, "release", release)
+@mutant("L2", around=(SlotLimiter, "release"))
+def a_failing_use_of_a_lease_keeps_its_slots(original: Any, self: SlotLimiter, lease: object) -> int:
+    return 0 if isinstance(lease, GrantedLease) and lease.single_use and not lease.claimed else original(self, lease)
 
 
-@mutant("L2")
-def a_finished_task_gives_back_twice(patch: pytest.MonkeyPatch) -> None:
-    original = SlotLimiter.finish
-
-    def finish(self: SlotLimiter, task: object, lease: object | None = None) -> int:
-        slots = original(self, task, lease)
-        self.running = max(0, self.running - slots)
-        return slots
-
-    patch.setattr(SlotLimiter, "finish", finish)
+@mutant("L2", around=(SlotLimiter, "finish"))
+def a_finished_task_gives_back_twice(
+    original: Any, self: SlotLimiter, task: object, lease: object | None = None
+) -> int:
+    slots = original(self, task, lease)
+    self.running = max(0, self.running - slots)
+    return slots
 
 
-@mutant("L2")
-def slots_of_a_lease_that_ended_meanwhile_are_not_freed(patch: pytest.MonkeyPatch) -> None:
-    def give_back(self: LeaseTable, lease: GrantedLease, task: object) -> None:
-        lease.busy -= self._limiter.finish(task, lease)
-
-    patch.setattr(LeaseTable, "give_back", give_back)
+@mutant("L2", instead_of=(LeaseTable, "give_back"))
+def slots_of_a_lease_that_ended_meanwhile_are_not_freed(self: LeaseTable, lease: GrantedLease, task: object) -> None:
+    lease.busy -= self._limiter.finish(task, lease)
 
 
 # -- L3: single use -----------------------------------------------------------------------------------------------
@@ -238,26 +226,18 @@ def nothing_expires_by_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "next_at", lambda self: None)
 
 
-@mutant("L4")
-def a_used_lease_never_expires(patch: pytest.MonkeyPatch) -> None:
-    original = LeaseTable.extend
-
-    def extend(self: LeaseTable, lease: GrantedLease, due_at: float) -> None:
-        original(self, lease, due_at + 30.0)
-
-    patch.setattr(LeaseTable, "extend", extend)
+@mutant("L4", around=(LeaseTable, "extend"))
+def a_used_lease_never_expires(original: Any, self: LeaseTable, lease: GrantedLease, due_at: float) -> None:
+    original(self, lease, due_at + 30.0)
 
 
 # -- L5: expired is dead ------------------------------------------------------------------------------------------
 
 
-@mutant("L5", needs=has(Accident.WORKER_FREEZE, 0.6, 1.0), seeds=300)
-def an_overdue_lease_is_good_until_the_timer_comes(patch: pytest.MonkeyPatch) -> None:
-    def find(self: LeaseTable, token: str, now: float) -> GrantedLease | Refusal:
-        lease = self.living.get(token)
-        return Refusal.UNKNOWN_TOKEN if lease is None else lease
-
-    patch.setattr(LeaseTable, "find", find)
+@mutant("L5", needs=has(Accident.WORKER_FREEZE, 0.6, 1.0), seeds=300, instead_of=(LeaseTable, "find"))
+def an_overdue_lease_is_good_until_the_timer_comes(self: LeaseTable, token: str, now: float) -> GrantedLease | Refusal:
+    lease = self.living.get(token)
+    return Refusal.UNKNOWN_TOKEN if lease is None else lease
 
 
 @mutant("L5", needs=has(Accident.WORKER_FREEZE, 1.0))
@@ -277,15 +257,12 @@ def a_holder_measures_from_the_answer_and_trusts_too_long(patch: pytest.MonkeyPa
     patch.setattr(hold_module, "margin_s", lambda ttl_s: -0.5)
 
 
-@mutant("L5", needs=has(Accident.WORKER_FREEZE, 1.0))
-def the_leases_of_an_older_epoch_stay_good(patch: pytest.MonkeyPatch) -> None:
-    original = LeaseTable.end
-
-    def end(self: LeaseTable, lease: GrantedLease, change: LeaseTransition, now: float) -> None:
-        if change is not LeaseTransition.DROP:
-            original(self, lease, change, now)
-
-    patch.setattr(LeaseTable, "end", end)
+@mutant("L5", needs=has(Accident.WORKER_FREEZE, 1.0), around=(LeaseTable, "end"))
+def the_leases_of_an_older_epoch_stay_good(
+    original: Any, self: LeaseTable, lease: GrantedLease, change: LeaseTransition, now: float
+) -> None:
+    if change is not LeaseTransition.DROP:
+        original(self, lease, change, now)
 
 
 # -- L6: the ledger -----------------------------------------------------------------------------------------------
@@ -298,36 +275,23 @@ def the_ledger_is_written_when_there_is_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "FLUSH_S", 0.2)
 
 
-@mutant("L6")
-def released_leases_are_left_to_expire_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    original = LedgerWriter._write_for
-
-    def write_for(self: LedgerWriter, token: str) -> Any:
-        write = original(self, token)
-        return None if write is not None and write.value is None else write
-
-    patch.setattr(LedgerWriter, "_write_for", write_for)
+@mutant("L6", around=(LedgerWriter, "_write_for"))
+def released_leases_are_left_to_expire_in_the_ledger(original: Any, self: LedgerWriter, token: str) -> Any:
+    write = original(self, token)
+    return None if write is not None and write.value is None else write
 
 
 # -- L11: drain ---------------------------------------------------------------------------------------------------
 
 
-@mutant("L11", needs=has(Accident.DRAIN), seeds=200)
-def a_draining_worker_goes_on_granting(patch: pytest.MonkeyPatch) -> None:
-    def no_room(self: AdmissionCore, slots: int) -> Refusal | None:
-        return Refusal.FULL if slots > self._limiter.free else None
-
-    patch.setattr(AdmissionCore, "_no_room", no_room)
+@mutant("L11", needs=has(Accident.DRAIN), seeds=200, instead_of=(AdmissionCore, "_no_room"))
+def a_draining_worker_goes_on_granting(self: AdmissionCore, slots: int) -> Refusal | None:
+    return Refusal.FULL if slots > self._limiter.free else None
 
 
-@mutant("L11", needs=has(Accident.DRAIN))
-def a_draining_worker_refuses_what_it_granted(patch: pytest.MonkeyPatch) -> None:
-    original = AdmissionCore._admit_on_lease
-
-    def admit(self: AdmissionCore, *args: Any, **rest: Any) -> Any:
-        return Refusal.DRAINING if self.draining else original(self, *args, **rest)
-
-    patch.setattr(AdmissionCore, "_admit_on_lease", admit)
+@mutant("L11", needs=has(Accident.DRAIN), around=(AdmissionCore, "_admit_on_lease"))
+def a_draining_worker_refuses_what_it_granted(original: Any, self: AdmissionCore, *args: Any, **rest: Any) -> Any:
+    return Refusal.DRAINING if self.draining else original(self, *args, **rest)
 
 
 @mutant("L11", needs=has(Accident.DRAIN))
@@ -347,30 +311,22 @@ def a_drain_leaves_while_tasks_run(patch: pytest.MonkeyPatch) -> None:
 # -- L12: accounting ----------------------------------------------------------------------------------------------
 
 
-@mutant("L12")
-def ended_leases_stay_in_the_ledger_for_ever(patch: pytest.MonkeyPatch) -> None:
-    original = LedgerWriter._write_for
+@mutant("L12", around=(LedgerWriter, "_write_for"))
+def ended_leases_stay_in_the_ledger_for_ever(original: Any, self: LedgerWriter, token: str) -> Any:
+    from gangline.bus.port.bus import KvWrite
 
-    def write_for(self: LedgerWriter, token: str) -> Any:
-        from gangline.bus.port.bus import KvWrite
-
-        write = original(self, token)
-        if write is None or write.value is None:
-            return None
-        return KvWrite(key=write.key, value=write.value)
-
-    patch.setattr(LedgerWriter, "_write_for", write_for)
+    write = original(self, token)
+    if write is None or write.value is None:
+        return None
+    return KvWrite(key=write.key, value=write.value)
 
 
-@mutant("L12")
-def a_router_forgets_to_count_down(patch: pytest.MonkeyPatch) -> None:
-    def release(self: HeldSlots) -> None:
-        if not self._ended:
-            self._ended = True
-            self._stop()
-            self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
-
-    patch.setattr(HeldSlots, "release", release)
+@mutant("L12", instead_of=(HeldSlots, "release"))
+def a_router_forgets_to_count_down(self: HeldSlots) -> None:
+    if not self._ended:
+        self._ended = True
+        self._stop()
+        self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
 
 
 @mutant("L12")
@@ -409,15 +365,10 @@ def watched_crash(plan: Plan) -> bool:
     return plan.watched and has(Accident.WORKER_CRASH)(plan)
 
 
-@mutant("doubt", needs=watched_crash, seeds=80)
-def tasks_are_sent_where_others_listen(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerTable._describe
-
-    def describe(self: WorkerTable, worker: WorkerEntry, record: Any) -> None:
-        original(self, worker, record)
-        worker.channel = ""
-
-    patch.setattr(WorkerTable, "_describe", describe)
+@mutant("doubt", needs=watched_crash, seeds=80, around=(WorkerTable, "_describe"))
+def tasks_are_sent_where_others_listen(original: Any, self: WorkerTable, worker: WorkerEntry, record: Any) -> None:
+    original(self, worker, record)
+    worker.channel = ""
 
 
 @mutant("doubt", needs=has(Accident.WORKER_CRASH), seeds=80)
@@ -425,15 +376,12 @@ def the_servers_word_that_nobody_listens_is_ignored(patch: pytest.MonkeyPatch) -
     patch.setattr(RequestExchange, "_on_unheard", lambda self, channel, check: None)
 
 
-@mutant("hang")
-def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) -> None:
-    original = ReserveTarget.__init__
-
-    def init(self: ReserveTarget, reserver: SlotReserver, pool: RoutedPool, asked: SlotRequest) -> None:
-        late = None if asked.deadline is None else asked.deadline + 1.0
-        original(self, reserver, pool, asked._replace(deadline=late))
-
-    patch.setattr(ReserveTarget, "__init__", init)
+@mutant("hang", around=(ReserveTarget, "__init__"))
+def a_reserve_is_awaited_past_its_callers_deadline(
+    original: Any, self: ReserveTarget, reserver: SlotReserver, pool: RoutedPool, asked: SlotRequest
+) -> None:
+    late = None if asked.deadline is None else asked.deadline + 1.0
+    original(self, reserver, pool, asked._replace(deadline=late))
 
 
 # -- two processes of one id ------------------------------------------------------------------------------------------
@@ -479,13 +427,10 @@ def who_is_behind_a_split_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoutedPool, "suspect", _lose_at_once)
 
 
-@mutant("loss", needs=has(Accident.REFUSED_DELETE, -1.0))
-def a_deletion_is_believed_that_storage_refuses(patch: pytest.MonkeyPatch) -> None:
-    def leaving(self: RoutedPool, worker: str) -> None:
-        if (known := self.core.view.workers.get(worker)) is not None:
-            self._left(known)
-
-    patch.setattr(RoutedPool, "leaving", leaving)
+@mutant("loss", needs=has(Accident.REFUSED_DELETE, -1.0), instead_of=(RoutedPool, "leaving"))
+def a_deletion_is_believed_that_storage_refuses(self: RoutedPool, worker: str) -> None:
+    if (known := self.core.view.workers.get(worker)) is not None:
+        self._left(known)
 
 
 @mutant("secret")
@@ -500,31 +445,26 @@ def the_ledger_has_the_tokens_of_leases(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "grant", granted)
 
 
-@mutant("loss", needs=nearly_only_a_silence)
-def an_old_view_of_the_ledger_is_believed(patch: pytest.MonkeyPatch) -> None:
+@mutant("loss", needs=nearly_only_a_silence, instead_of=(FailureDetector, "answered"))
+def an_old_view_of_the_ledger_is_believed(
+    self: FailureDetector[Any], who: Any, *, asked_at: float, now: float, alive: bool
+) -> str | None:
     """However late an answer comes, and whatever comes after it."""
-
-    def answered(self: FailureDetector[Any], who: Any, *, asked_at: float, now: float, alive: bool) -> str | None:
-        if alive or who not in self:
-            return None
-        self.clear(who)
-        return "its heartbeat has expired"
-
-    patch.setattr(FailureDetector, "answered", answered)
+    if alive or who not in self:
+        return None
+    self.clear(who)
+    return "its heartbeat has expired"
 
 
-@mutant("loss", needs=has(Accident.SILENCE, 3.5))
-def a_ledger_that_does_not_answer_knows_of_no_heartbeat(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerDiscovery.beats
-
-    async def beats(self: WorkerDiscovery, worker: str, instance: str) -> bool:
-        try:
-            async with asyncio.timeout(0.5):
-                return await original(self, worker, instance)
-        except (TimeoutError, GanglineError):
-            return False
-
-    patch.setattr(WorkerDiscovery, "beats", beats)
+@mutant("loss", needs=has(Accident.SILENCE, 3.5), around=(WorkerDiscovery, "beats"))
+async def a_ledger_that_does_not_answer_knows_of_no_heartbeat(
+    original: Any, self: WorkerDiscovery, worker: str, instance: str
+) -> bool:
+    try:
+        async with asyncio.timeout(0.5):
+            return await original(self, worker, instance)
+    except (TimeoutError, GanglineError):
+        return False
 
 
 # -- the board: what people are shown -----------------------------------------------------------------------------
@@ -544,35 +484,22 @@ def slots_are_free_if_the_last_heartbeat_says_so(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Board, "check", lambda self: None)  # the simulator must see it by itself
 
 
-@mutant("board")
-def the_end_of_a_lease_is_not_shown(patch: pytest.MonkeyPatch) -> None:
-    original = Board.see_entry
-
-    def see_entry(self: Board, key: str, value: bytes | None) -> None:
-        if value is not None or not key.startswith("lease."):
-            original(self, key, value)
-
-    patch.setattr(Board, "see_entry", see_entry)
+@mutant("board", around=(Board, "see_entry"))
+def the_end_of_a_lease_is_not_shown(original: Any, self: Board, key: str, value: bytes | None) -> None:
+    if value is not None or not key.startswith("lease."):
+        original(self, key, value)
 
 
-@mutant("board")
-def a_delta_leaves_out_what_is_gone(patch: pytest.MonkeyPatch) -> None:
-    original = Board.take
-
-    def take(self: Board) -> Any:
-        delta = original(self)
-        return delta if delta is None else replace(delta, gone={})
-
-    patch.setattr(Board, "take", take)
+@mutant("board", around=(Board, "take"))
+def a_delta_leaves_out_what_is_gone(original: Any, self: Board) -> Any:
+    delta = original(self)
+    return delta if delta is None else replace(delta, gone={})
 
 
 # -- absences ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("outcome", draw=draw_absences_plan)
-def two_absences_of_a_worker_are_one(patch: pytest.MonkeyPatch) -> None:
-    def on_unheard_check(self: RequestExchange, channel: WorkerChannel, check: int) -> None:
-        if check == channel.checks:
-            self._nobody_there(channel)
-
-    patch.setattr(RequestExchange, "_on_unheard_check", on_unheard_check)
+@mutant("outcome", draw=draw_absences_plan, instead_of=(RequestExchange, "_on_unheard_check"))
+def two_absences_of_a_worker_are_one(self: RequestExchange, channel: WorkerChannel, check: int) -> None:
+    if check == channel.checks:
+        self._nobody_there(channel)

@@ -9,17 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import StorageUnavailable
-from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import job as jobs_feed
-from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, JobCancelled, JobDead, ResultNotKept, StreamBroken, UnknownJob
-from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobEvent, JobItem, JobProgress, JobState
 from gangline.schemas.wire import codec
 
-from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, in_memory, on_both_buses
+from ...support.dispatcher.jobs_rig import JobsRig, in_memory, on_both_buses
 
 
 async def collect(source: AsyncIterable[Any]) -> list[Any]:
@@ -156,22 +152,18 @@ async def test_an_item_that_others_have_overtaken_is_waited_for(rig: JobsRig) ->
     assert await items == list("abcdef")
 
 
-async def test_an_item_that_comes_after_the_end_is_waited_for() -> None:
+@in_memory
+async def test_an_item_that_comes_after_the_end_is_waited_for(rig: JobsRig) -> None:
     """Storage failed for it at first, and the end was stored before it."""
-    names, hub, ambient = Names(), MemoryServer(), Environment()
-    its = hub.connect("dispatcher")
-    async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
-        rig = JobsRig(names, client, its, hub, ambient)
-        job = await client.submit("images.frames")
-        items = asyncio.ensure_future(collect(job.items()))
-        await tell_items(rig, job.id, "ab")
-        await rig.end(job.id, items=4)
-        await tell_items(rig, job.id, "d", start=3)
-        await asyncio.sleep(jobs_feed.GAP_S - 1)
-        assert not items.done()
-        await tell_items(rig, job.id, "c", start=2)
-        assert await items == list("abcd")
-    await its.close()
+    job = await rig.client.submit("images.frames")
+    items = asyncio.ensure_future(collect(job.items()))
+    await tell_items(rig, job.id, "ab")
+    await rig.end(job.id, items=4)
+    await tell_items(rig, job.id, "d", start=3)
+    await asyncio.sleep(jobs_feed.GAP_S - 1)
+    assert not items.done()
+    await tell_items(rig, job.id, "c", start=2)
+    assert await items == list("abcd")
 
 
 class Leaderless:
@@ -181,33 +173,32 @@ class Leaderless:
         raise StorageUnavailable("no leader")
 
 
+@in_memory
 async def test_what_was_told_before_the_end_is_read_though_storage_has_no_leader_then(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, hub, ambient = Names(), MemoryServer(), Environment()
-    its, read, away = hub.connect("dispatcher"), jobs_feed._next, True
+    read, away = jobs_feed._next, True
 
     async def next_(jobs: Any, *rest: Any) -> Any:
         return await read(cast("Any", Leaderless()) if away else jobs, *rest)
 
     monkeypatch.setattr(jobs_feed, "_next", next_)
-    async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
-        rig = JobsRig(names, client, its, hub, ambient)
-        job = await client.submit("images.echo")
-        await rig.tell(JobProgress(job=job.id, attempt=1, number=1, at=2.0, value="half"))
-        await rig.end(job.id)
-        events = asyncio.ensure_future(collect(job.events()))
-        await asyncio.sleep(5 * jobs_feed.REST_S)
-        assert not events.done()
-        away = False
-        progress, end = await events
-        assert (progress.value, end.state) == ("half", JobState.DONE)
-    await its.close()
+    job = await rig.client.submit("images.echo")
+    await rig.tell(JobProgress(job=job.id, attempt=1, number=1, at=2.0, value="half"))
+    await rig.end(job.id)
+    events = asyncio.ensure_future(collect(job.events()))
+    await asyncio.sleep(5 * jobs_feed.REST_S)
+    assert not events.done()
+    away = False
+    progress, end = await events
+    assert (progress.value, end.state) == ("half", JobState.DONE)
 
 
-async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    names, hub, ambient = Names(), MemoryServer(), Environment()
-    its, read, got = hub.connect("dispatcher"), jobs_feed._next, 0
+@in_memory
+async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, got = jobs_feed._next, 0
 
     async def next_(*rest: Any) -> Any:
         nonlocal got
@@ -217,20 +208,17 @@ async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(monkeypat
 
     monkeypatch.setattr(jobs_feed, "_AHEAD", 8)
     monkeypatch.setattr(jobs_feed, "_next", next_)
-    async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
-        rig = JobsRig(names, client, its, hub, ambient)
-        job = await client.submit("images.echo")
-        for number in range(200):
-            await rig.tell(JobProgress(job=job.id, attempt=1, number=number + 1, at=2.0, value=number))
-        await rig.end(job.id)
-        events = aiter(job.events())
-        first = await anext(events)
-        await asyncio.sleep(2 * jobs_feed.REST_S)
-        assert 8 <= got < 100
-        rest = await collect(events)
-        assert [first.value, *(event.value for event in rest[:-1])] == list(range(200))
-        assert rest[-1].state == JobState.DONE
-    await its.close()
+    job = await rig.client.submit("images.echo")
+    for number in range(200):
+        await rig.tell(JobProgress(job=job.id, attempt=1, number=number + 1, at=2.0, value=number))
+    await rig.end(job.id)
+    events = aiter(job.events())
+    first = await anext(events)
+    await asyncio.sleep(2 * jobs_feed.REST_S)
+    assert 8 <= got < 100
+    rest = await collect(events)
+    assert [first.value, *(event.value for event in rest[:-1])] == list(range(200))
+    assert rest[-1].state == JobState.DONE
 
 
 @in_memory

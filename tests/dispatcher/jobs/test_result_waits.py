@@ -31,7 +31,7 @@ from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import headers
 
-from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, in_memory, on_both_buses
+from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, in_memory, on_both_buses, on_images
 from ...support.durable.site import Site, simulate
 from ...waiting import until
 
@@ -273,27 +273,27 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@on_images(slots=4)
 async def test_whoever_waits_is_told_without_a_watch_or_a_look(
-    watches: list[str], monkeypatch: pytest.MonkeyPatch
+    client: Client, watches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        await settled(client)
-        watches.clear()
-        looked = no_looks(monkeypatch)
-        jobs = [await client.submit("images.echo", number) for number in range(50)]
-        assert await asyncio.gather(*(job.result() for job in jobs)) == list(range(50))
-        slow = await client.submit("images.nap", 30, "slow")
-        assert await slow.result() == "slow"
-        failed = await client.submit("images.fail")
-        with pytest.raises(JobDead):
-            await failed.result()
-        cancelled = await client.submit("images.nap", 60, 1)
-        waiting = asyncio.ensure_future(cancelled.result())
-        await asyncio.sleep(1)
-        assert await cancelled.cancel()
-        with pytest.raises(JobCancelled):
-            await waiting
-        assert not watches and looked == [cancelled.id], "cancelling looks first"
+    await settled(client)
+    watches.clear()
+    looked = no_looks(monkeypatch)
+    jobs = [await client.submit("images.echo", number) for number in range(50)]
+    assert await asyncio.gather(*(job.result() for job in jobs)) == list(range(50))
+    slow = await client.submit("images.nap", 30, "slow")
+    assert await slow.result() == "slow"
+    failed = await client.submit("images.fail")
+    with pytest.raises(JobDead):
+        await failed.result()
+    cancelled = await client.submit("images.nap", 60, 1)
+    waiting = asyncio.ensure_future(cancelled.result())
+    await asyncio.sleep(1)
+    assert await cancelled.cancel()
+    with pytest.raises(JobCancelled):
+        await waiting
+    assert not watches and looked == [cancelled.id], "cancelling looks first"
 
 
 async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,16 +315,16 @@ async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.Monke
         assert sorted(told) == sorted((job.id, True) for job in jobs)
 
 
-async def test_a_large_result_is_fetched_and_one_that_has_ended_before_is_found() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        await settled(client)
-        for size in (20_000, 700_000):
-            assert await (await client.submit("images.echo", "x" * size)).result() == "x" * size
-        job = await client.submit("images.echo", "old")
-        await asyncio.sleep(30)
-        assert await job.result() == "old" == await client.job(job.id).result()
-        with pytest.raises(UnknownJob):
-            await client.job("images.never").result()
+@on_images(slots=4)
+async def test_a_large_result_is_fetched_and_one_that_has_ended_before_is_found(client: Client) -> None:
+    await settled(client)
+    for size in (20_000, 700_000):
+        assert await (await client.submit("images.echo", "x" * size)).result() == "x" * size
+    job = await client.submit("images.echo", "old")
+    await asyncio.sleep(30)
+    assert await job.result() == "old" == await client.job(job.id).result()
+    with pytest.raises(UnknownJob):
+        await client.job("images.never").result()
 
 
 def test_results_come_through_when_the_dispatcher_dies_or_hands_over() -> None:
@@ -332,9 +332,7 @@ def test_results_come_through_when_the_dispatcher_dies_or_hands_over() -> None:
 
     async def story() -> None:
         async with Site() as site:
-            site.worker(slots=8)
-            first = site.dispatcher()
-            await site.taken()
+            first = await site.serve(slots=8)
             bus = site.hub.connect("client")
             async with Client(bus, names=site.names) as client:
                 jobs = [await client.submit("work.square", x=x, seconds=5.0) for x in range(8)]

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.nats_bus import connect as connect_bus
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.schedules import put_schedule
 from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
 from gangline.schemas.messages.jobs import JobInfo, run_of
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
 
-from ...support.dispatcher.jobs_rig import ImagesSystem
+from ...support.dispatcher.jobs_rig import ImagesSystem, on_images
+from ...support.durable.site import ServerSite
 from ...waiting import until
 
 
@@ -42,82 +40,77 @@ async def known(client: Client, name: str) -> bool:
     return any(each.name == name for each in await client.schedules())
 
 
-async def test_schedules_are_listed_with_their_next_run() -> None:
-    async with ImagesSystem(slots=4).cluster(start="2026-06-01T12:00:00Z") as client:
-        await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin", priority=3)
-        await declared(client, "ticks", "@every 1h")
-        await client.options(delay_s=60).submit("images.echo", "later")  # is no schedule
-        nightly, ticks = await client.schedules()
-        assert (nightly.name, nightly.target, nightly.cron) == ("nightly", "images.echo", "0 0 3 * * *")
-        assert (nightly.time_zone, nightly.paused, nightly.arguments) == ("Europe/Berlin", False, ["nightly"])
-        assert datetime.fromtimestamp(nightly.next_at or 0, UTC).isoformat() == "2026-06-02T01:00:00+00:00"
-        assert (ticks.name, ticks.cron, ticks.time_zone) == ("ticks", "@every 1h", "")
-        assert ticks.next_at is not None and 3590 < ticks.next_at - ticks.declared_at < 3610
-        assert await client.schedules("videos") == []
+@on_images(slots=4, start="2026-06-01T12:00:00Z")
+async def test_schedules_are_listed_with_their_next_run(client: Client) -> None:
+    await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin", priority=3)
+    await declared(client, "ticks", "@every 1h")
+    await client.options(delay_s=60).submit("images.echo", "later")  # is no schedule
+    nightly, ticks = await client.schedules()
+    assert (nightly.name, nightly.target, nightly.cron) == ("nightly", "images.echo", "0 0 3 * * *")
+    assert (nightly.time_zone, nightly.paused, nightly.arguments) == ("Europe/Berlin", False, ["nightly"])
+    assert datetime.fromtimestamp(nightly.next_at or 0, UTC).isoformat() == "2026-06-02T01:00:00+00:00"
+    assert (ticks.name, ticks.cron, ticks.time_zone) == ("ticks", "@every 1h", "")
+    assert ticks.next_at is not None and 3590 < ticks.next_at - ticks.declared_at < 3610
+    assert await client.schedules("videos") == []
 
 
-async def test_a_run_happens_at_the_time_of_its_time_zone() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster(start="2026-06-01T00:59:40Z") as client:
-        await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin")
-        await asyncio.sleep(10)
-        assert system.ran == []
-        await asyncio.sleep(15)
-        assert system.ran == ["nightly"]
+@on_images(slots=4, start="2026-06-01T00:59:40Z")
+async def test_a_run_happens_at_the_time_of_its_time_zone(system: ImagesSystem, client: Client) -> None:
+    await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin")
+    await asyncio.sleep(10)
+    assert system.ran == []
+    await asyncio.sleep(15)
+    assert system.ran == ["nightly"]
 
 
-async def test_each_run_names_its_schedule() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        schedule = await declared(client, "ticks", key="k")
-        await until(lambda: len(system.ran) == 2)
-        ran = [await client.job(str(number)).status() for number in (2, 3)]
-        assert [info.schedule for info in ran] == [schedule.id] * 2
-        assert [info.state for info in ran] == [JobState.DONE] * 2
-        assert [info.key for info in ran] == ["k"] * 2
+@on_images(slots=4)
+async def test_each_run_names_its_schedule(system: ImagesSystem, client: Client) -> None:
+    schedule = await declared(client, "ticks", key="k")
+    await until(lambda: len(system.ran) == 2)
+    ran = [await client.job(str(number)).status() for number in (2, 3)]
+    assert [info.schedule for info in ran] == [schedule.id] * 2
+    assert [info.state for info in ran] == [JobState.DONE] * 2
+    assert [info.key for info in ran] == ["k"] * 2
 
 
-async def test_a_run_is_found_by_a_title_that_names_its_schedule() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        schedule = await declared(client, "ticks")
-        await until(lambda: len(system.ran) == 1)
-        run = await client.job("2").status()
-        assert run.title == f"{schedule.id}-2" and run.model_dump()["job"] == "2"
-        assert (await client.find_job(run.title)).id == "2"
-        with pytest.raises(UnknownJob):
-            await client.find_job(f"{schedule.id}-9")
-        with pytest.raises(UnknownJob):
-            await client.find_job("images.another-2")
+@on_images(slots=4)
+async def test_a_run_is_found_by_a_title_that_names_its_schedule(system: ImagesSystem, client: Client) -> None:
+    schedule = await declared(client, "ticks")
+    await until(lambda: len(system.ran) == 1)
+    run = await client.job("2").status()
+    assert run.title == f"{schedule.id}-2" and run.model_dump()["job"] == "2"
+    assert (await client.find_job(run.title)).id == "2"
+    with pytest.raises(UnknownJob):
+        await client.find_job(f"{schedule.id}-9")
+    with pytest.raises(UnknownJob):
+        await client.find_job("images.another-2")
 
 
-async def test_runs_have_their_titles_in_json_and_as_dead_letters() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        submit = client.options(cron="@every 5s", idempotency_key="bad", max_attempts=1).submit("images.fail")
-        id = (await submit).id
-        await until(lambda: letters(client))
-        (letter,) = await client.dead_letters()
-        assert (letter.job, letter.title) == ("2", f"{id}-2")
-        run = await client.job("2").status()
-        assert run.model_dump(mode="json")["title"] == letter.title
-        assert (await client.dead_letter(letter.title)).sequence == letter.sequence
-        await client.drop(letter.title)
-        assert await client.dead_letters() == []
+@on_images(slots=4)
+async def test_runs_have_their_titles_in_json_and_as_dead_letters(client: Client) -> None:
+    submit = client.options(cron="@every 5s", idempotency_key="bad", max_attempts=1).submit("images.fail")
+    id = (await submit).id
+    await until(lambda: letters(client))
+    (letter,) = await client.dead_letters()
+    assert (letter.job, letter.title) == ("2", f"{id}-2")
+    run = await client.job("2").status()
+    assert run.model_dump(mode="json")["title"] == letter.title
+    assert (await client.dead_letter(letter.title)).sequence == letter.sequence
+    await client.drop(letter.title)
+    assert await client.dead_letters() == []
 
 
 async def letters(client: Client) -> bool:
     return bool(await client.dead_letters())
 
 
-async def test_a_job_whose_own_id_looks_like_a_title_is_found_by_it() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        schedule = await declared(client, "ticks")
-        await until(lambda: len(system.ran) == 1)
-        job = await client.options(idempotency_key="mine-2").submit("images.echo")
-        assert (await job.status()).title == job.id and (await client.find_job(job.id)).id == job.id
-        assert (await client.find_job(f"{schedule.id}-2")).id == "2"
+@on_images(slots=4)
+async def test_a_job_whose_own_id_looks_like_a_title_is_found_by_it(system: ImagesSystem, client: Client) -> None:
+    schedule = await declared(client, "ticks")
+    await until(lambda: len(system.ran) == 1)
+    job = await client.options(idempotency_key="mine-2").submit("images.echo")
+    assert (await job.status()).title == job.id and (await client.find_job(job.id)).id == job.id
+    assert (await client.find_job(f"{schedule.id}-2")).id == "2"
 
 
 def test_a_title_that_would_be_too_long_for_an_id_is_the_number() -> None:
@@ -128,81 +121,80 @@ def test_a_title_that_would_be_too_long_for_an_id_is_the_number() -> None:
     )  # fmt: skip
 
 
-async def test_a_run_that_becomes_a_dead_letter_names_its_schedule() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        await client.options(cron="@every 10s", idempotency_key="bad").submit("images.fail")
-        [schedule] = await stored(client)
-        await asyncio.sleep(11)
-        [letter] = await client.dead_letters()
-        assert letter.schedule == schedule.id
-        with pytest.raises(JobDead):
-            await client.job(letter.job).result()
-        await client.delete_schedule("bad")
-        again = await client.replay(letter)
-        with pytest.raises(JobDead):
-            await again.result()
-        assert (await again.status()).schedule == schedule.id
+@on_images(slots=4)
+async def test_a_run_that_becomes_a_dead_letter_names_its_schedule(client: Client) -> None:
+    await client.options(cron="@every 10s", idempotency_key="bad").submit("images.fail")
+    [schedule] = await stored(client)
+    await asyncio.sleep(11)
+    [letter] = await client.dead_letters()
+    assert letter.schedule == schedule.id
+    with pytest.raises(JobDead):
+        await client.job(letter.job).result()
+    await client.delete_schedule("bad")
+    again = await client.replay(letter)
+    with pytest.raises(JobDead):
+        await again.result()
+    assert (await again.status()).schedule == schedule.id
 
 
-async def test_a_delayed_task_is_a_run_of_no_schedule() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        job = await client.options(delay_s=5).submit("images.echo", 1)
-        assert await job.result() == 1
-        assert (await job.status()).schedule is None
+@on_images(slots=4)
+async def test_a_delayed_task_is_a_run_of_no_schedule(client: Client) -> None:
+    job = await client.options(delay_s=5).submit("images.echo", 1)
+    assert await job.result() == 1
+    assert (await job.status()).schedule is None
 
 
-async def test_a_paused_schedule_has_no_runs_until_it_is_resumed() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        await declared(client, "ticks", "@every 10s", time_zone=None)
-        await until(lambda: len(system.ran) == 1)
-        paused = await client.pause_schedule("ticks")
-        assert paused.paused and paused.next_at is None
-        count = len(system.ran)
-        await asyncio.sleep(25)
-        assert len(system.ran) == count
-        info = await client.job(paused.id).status()
-        assert info.state is JobState.SCHEDULED and info.reason == "paused; recurring: @every 10s"
-        again = await client.pause_schedule("ticks")
-        assert again.paused_at == paused.paused_at, "pausing it twice does not change it"
-        resumed = await client.resume_schedule("ticks")
-        assert not resumed.paused and resumed.next_at is not None
-        await asyncio.sleep(21)
-        assert len(system.ran) == count + 2
-        assert (await client.resume_schedule("ticks")).declared_at == resumed.declared_at
+@on_images(slots=4)
+async def test_a_paused_schedule_has_no_runs_until_it_is_resumed(system: ImagesSystem, client: Client) -> None:
+    await declared(client, "ticks", "@every 10s", time_zone=None)
+    await until(lambda: len(system.ran) == 1)
+    paused = await client.pause_schedule("ticks")
+    assert paused.paused and paused.next_at is None
+    count = len(system.ran)
+    await asyncio.sleep(25)
+    assert len(system.ran) == count
+    info = await client.job(paused.id).status()
+    assert info.state is JobState.SCHEDULED and info.reason == "paused; recurring: @every 10s"
+    again = await client.pause_schedule("ticks")
+    assert again.paused_at == paused.paused_at, "pausing it twice does not change it"
+    resumed = await client.resume_schedule("ticks")
+    assert not resumed.paused and resumed.next_at is not None
+    await asyncio.sleep(21)
+    assert len(system.ran) == count + 2
+    assert (await client.resume_schedule("ticks")).declared_at == resumed.declared_at
 
 
-async def test_a_paused_schedule_stays_paused_when_a_program_declares_it_again() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        await declared(client, "ticks", "0 0 * * *", time_zone="Europe/Berlin")
-        paused = await client.pause_schedule("ticks")
-        await client.options(cron="@every 5s", idempotency_key="ticks").submit("images.echo", "new")
-        await until(lambda: cron_is(client, "@every 5s"))
-        [schedule] = await client.schedules()
-        assert (schedule.paused_at, schedule.arguments, schedule.id) == (paused.paused_at, ["new"], paused.id)
-        await asyncio.sleep(12)
-        assert system.ran == []
-        await client.resume_schedule("ticks")
-        await asyncio.sleep(6)
-        assert system.ran == ["new"]
+@on_images(slots=4)
+async def test_a_paused_schedule_stays_paused_when_a_program_declares_it_again(
+    system: ImagesSystem, client: Client
+) -> None:
+    await declared(client, "ticks", "0 0 * * *", time_zone="Europe/Berlin")
+    paused = await client.pause_schedule("ticks")
+    await client.options(cron="@every 5s", idempotency_key="ticks").submit("images.echo", "new")
+    await until(lambda: cron_is(client, "@every 5s"))
+    [schedule] = await client.schedules()
+    assert (schedule.paused_at, schedule.arguments, schedule.id) == (paused.paused_at, ["new"], paused.id)
+    await asyncio.sleep(12)
+    assert system.ran == []
+    await client.resume_schedule("ticks")
+    await asyncio.sleep(6)
+    assert system.ran == ["new"]
 
 
 async def cron_is(client: Client, cron: str) -> bool:
     return [each.cron for each in await client.schedules()] == [cron]
 
 
-async def test_a_schedule_is_deleted_paused_or_not() -> None:
-    system = ImagesSystem(slots=4)
-    async with system.cluster() as client:
-        await declared(client, "one")
-        await declared(client, "two")
-        await client.pause_schedule("two")
-        assert (await client.delete_schedule("one")).name == "one"
-        assert (await client.delete_schedule("two")).paused
-        assert await client.schedules() == []
-        with pytest.raises(UnknownJob, match="there is no schedule 'two'"):
-            await client.delete_schedule("two")
+@on_images(slots=4)
+async def test_a_schedule_is_deleted_paused_or_not(client: Client) -> None:
+    await declared(client, "one")
+    await declared(client, "two")
+    await client.pause_schedule("two")
+    assert (await client.delete_schedule("one")).name == "one"
+    assert (await client.delete_schedule("two")).paused
+    assert await client.schedules() == []
+    with pytest.raises(UnknownJob, match="there is no schedule 'two'"):
+        await client.delete_schedule("two")
 
 
 async def test_a_schedule_declared_again_after_its_cancellation_stands_until_it_is_cancelled_again() -> None:
@@ -262,37 +254,37 @@ async def test_of_several_declarations_that_waited_for_a_dispatcher_the_last_one
         assert await client.schedules() == []
 
 
-async def test_a_paused_schedule_can_be_cancelled_as_a_job() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        job = await client.options(cron="@hourly", idempotency_key="x").submit("images.echo", 1)
-        await stored(client)
-        await client.pause_schedule("x")
-        assert await job.cancel()
-        assert await client.schedules() == []
+@on_images(slots=4)
+async def test_a_paused_schedule_can_be_cancelled_as_a_job(client: Client) -> None:
+    job = await client.options(cron="@hourly", idempotency_key="x").submit("images.echo", 1)
+    await stored(client)
+    await client.pause_schedule("x")
+    assert await job.cancel()
+    assert await client.schedules() == []
 
 
-async def test_a_schedule_is_found_by_name_by_id_and_by_the_beginning_of_its_id() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        schedule = await declared(client, "nightly")
-        local = schedule.id.partition(".")[2]
-        for which in ("nightly", "images.nightly", schedule.id, schedule.id[:-6], local, local[:8]):
-            assert (await client.schedule(which)).id == schedule.id
-        await declared(client, "hourly")
-        with pytest.raises(InvalidRequest, match="several schedules.*ENDPOINT.NAME says which"):
-            await client.schedule("images.i")
-        for which in ("images", "nope", "xyz"):
-            with pytest.raises((UnknownJob, InvalidRequest)):
-                await client.schedule(which)
+@on_images(slots=4)
+async def test_a_schedule_is_found_by_name_by_id_and_by_the_beginning_of_its_id(client: Client) -> None:
+    schedule = await declared(client, "nightly")
+    local = schedule.id.partition(".")[2]
+    for which in ("nightly", "images.nightly", schedule.id, schedule.id[:-6], local, local[:8]):
+        assert (await client.schedule(which)).id == schedule.id
+    await declared(client, "hourly")
+    with pytest.raises(InvalidRequest, match="several schedules.*ENDPOINT.NAME says which"):
+        await client.schedule("images.i")
+    for which in ("images", "nope", "xyz"):
+        with pytest.raises((UnknownJob, InvalidRequest)):
+            await client.schedule(which)
 
 
-async def test_waiting_for_the_result_of_a_schedule_is_refused() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        schedule = await declared(client, "nightly", "@hourly")
-        with pytest.raises(InvalidRequest, match="is a schedule"):
-            await client.job(schedule.id).result()
-        info = await client.job(schedule.id).status()
-        assert (info.cron, info.reason) == ("@hourly", "recurring: @hourly")
-        assert info.next_try_at == schedule.next_at
+@on_images(slots=4)
+async def test_waiting_for_the_result_of_a_schedule_is_refused(client: Client) -> None:
+    schedule = await declared(client, "nightly", "@hourly")
+    with pytest.raises(InvalidRequest, match="is a schedule"):
+        await client.job(schedule.id).result()
+    info = await client.job(schedule.id).status()
+    assert (info.cron, info.reason) == ("@hourly", "recurring: @hourly")
+    assert info.next_try_at == schedule.next_at
 
 
 async def test_a_time_zone_that_cannot_be_meant_is_refused() -> None:
@@ -309,67 +301,66 @@ async def test_a_time_zone_that_cannot_be_meant_is_refused() -> None:
                 client.options(**options)
 
 
-async def test_a_time_of_its_own_replaces_cron_and_time_zone() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        nightly = client.options(cron="0 3 * * *", time_zone="Europe/Berlin")
-        assert await (await nightly.options(delay_s=1).submit("images.echo", 1)).result() == 1
+@on_images(slots=4)
+async def test_a_time_of_its_own_replaces_cron_and_time_zone(client: Client) -> None:
+    nightly = client.options(cron="0 3 * * *", time_zone="Europe/Berlin")
+    assert await (await nightly.options(delay_s=1).submit("images.echo", 1)).result() == 1
 
 
 @pytest.mark.server
 async def test_a_real_server_pauses_resumes_and_links_runs(nats_url: str, namespace: str) -> None:
-    names = Names(namespace)
-    bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="schedules")
-    try:
-        async with Dispatcher(bus, names=names), Client(bus, names=names) as client:
-            schedule = await declared(client, "ticks", "* * * * *", time_zone="Asia/Kolkata")
-            paused = await client.pause_schedule("ticks")
-            assert paused.paused and (paused.cron, paused.time_zone) == ("0 * * * * *", "Asia/Kolkata")
-            await client.options(cron="* * * * * *", idempotency_key="ticks").submit("images.echo", "new")
-            await until(lambda: cron_is(client, "* * * * * *"))
-            assert (await client.schedule("ticks")).paused
-            resumed = await client.resume_schedule("ticks")
-            assert not resumed.paused and resumed.id == schedule.id
-            tasks = await client._streams.tasks()
-            await until(lambda: runs(tasks, names))
-            [run] = [await tasks.next(names.tasks_of("images"))]
-            assert run is not None
-            info = await client.job(str(run.sequence), "images").status()
-            assert info.schedule == schedule.id
-            await client.delete_schedule("ticks")
-            assert await client.schedules() == []
-    finally:
-        await bus.close()
+    async with ServerSite(nats_url, namespace) as site:
+        await site.dispatcher()
+        client, names = await site.client(), site.names
+        schedule = await declared(client, "ticks", "* * * * *", time_zone="Asia/Kolkata")
+        paused = await client.pause_schedule("ticks")
+        assert paused.paused and (paused.cron, paused.time_zone) == ("0 * * * * *", "Asia/Kolkata")
+        await client.options(cron="* * * * * *", idempotency_key="ticks").submit("images.echo", "new")
+        await until(lambda: cron_is(client, "* * * * * *"))
+        assert (await client.schedule("ticks")).paused
+        resumed = await client.resume_schedule("ticks")
+        assert not resumed.paused and resumed.id == schedule.id
+        tasks = await client._streams.tasks()
+        await until(lambda: runs(tasks, names))
+        [run] = [await tasks.next(names.tasks_of("images"))]
+        assert run is not None
+        info = await client.job(str(run.sequence), "images").status()
+        assert info.schedule == schedule.id
+        await client.delete_schedule("ticks")
+        assert await client.schedules() == []
 
 
 async def runs(tasks: Any, names: Names) -> bool:
     return await tasks.next(names.tasks_of("images")) is not None
 
 
-async def test_a_tenants_schedule_replaces_the_one_of_an_earlier_version_and_never_one_of_our_own_account() -> None:
-    async with ImagesSystem(slots=4).cluster() as client:
-        streams, names = client._submitter._streams, client._submitter._streams.names
-        schedules = await streams.schedules()
-        earlier, now = names.schedule("images.i7"), names.schedule("images.t3-lab-i7")
+@on_images(slots=4)
+async def test_a_tenants_schedule_replaces_the_one_of_an_earlier_version_and_never_one_of_our_own_account(
+    client: Client,
+) -> None:
+    streams, names = client._submitter._streams, client._submitter._streams.names
+    schedules = await streams.schedules()
+    earlier, now = names.schedule("images.i7"), names.schedule("images.t3-lab-i7")
 
-        def given(tenant: str) -> dict[str, str]:
-            target = names.due_of(names.of_tenant(names.task("images", "echo"), tenant))
-            return {"Nats-Schedule": "0 0 3 * * *", "Nats-Schedule-Target": target}
+    def given(tenant: str) -> dict[str, str]:
+        target = names.due_of(names.of_tenant(names.task("images", "echo"), tenant))
+        return {"Nats-Schedule": "0 0 3 * * *", "Nats-Schedule-Target": target}
 
-        paused = {"Gangline-Paused": "2026-01-01T00:00:00Z", "Gangline-Cron": "0 0 3 * * *"}
-        theirs = {**paused, "Gangline-Subject": names.of_tenant(names.task("images", "echo"), "lab")}
-        await schedules.publish(earlier, b"[1]", headers=theirs)
+    paused = {"Gangline-Paused": "2026-01-01T00:00:00Z", "Gangline-Cron": "0 0 3 * * *"}
+    theirs = {**paused, "Gangline-Subject": names.of_tenant(names.task("images", "echo"), "lab")}
+    await schedules.publish(earlier, b"[1]", headers=theirs)
 
-        class Raced:
-            """Our own account's schedule comes when the tenant's is stored, before the earlier one is removed."""
+    class Raced:
+        """Our own account's schedule comes when the tenant's is stored, before the earlier one is removed."""
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(schedules, name)
+        def __getattr__(self, name: str) -> Any:
+            return getattr(schedules, name)
 
-            async def purge(self, pattern: str, **bounds: Any) -> int:
-                await put_schedule(schedules, names, earlier, b"[2]", given(""))
-                return await schedules.purge(pattern, **bounds)
+        async def purge(self, pattern: str, **bounds: Any) -> int:
+            await put_schedule(schedules, names, earlier, b"[2]", given(""))
+            return await schedules.purge(pattern, **bounds)
 
-        raced: Any = Raced()
-        await put_schedule(raced, names, now, b"[3]", given("lab"))
-        found = {each.id: (each.arguments, each.paused) for each in await client.schedules()}
-        assert found == {"images.t3-lab-i7": ([3], True), "images.i7": ([2], False)}
+    raced: Any = Raced()
+    await put_schedule(raced, names, now, b"[3]", given("lab"))
+    found = {each.id: (each.arguments, each.paused) for each in await client.schedules()}
+    assert found == {"images.t3-lab-i7": ([3], True), "images.i7": ([2], False)}

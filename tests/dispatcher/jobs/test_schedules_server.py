@@ -6,39 +6,18 @@ import random
 
 import pytest
 
-from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import PublishRefused
-from gangline.bus.settings.connection import ConnectionSettings
-from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import InvalidSchedule
-from gangline.schemas.names import Names
 from gangline.schemas.schedules import check_schedule
 from gangline.schemas.wire import headers
 
+from ...support.durable.site import ServerSite
 from ...support.schedules import REFUSED, TAKEN
 
 pytestmark = pytest.mark.server
 
-_PARTS = (
-    "*",
-    "?",
-    "0",
-    "5",
-    "7",
-    "12",
-    "31",
-    "60",
-    "mon",
-    "feb",
-    "*/2",
-    "1-5",
-    "5-1",
-    "2/3",
-    "1-9/4",
-    "*/0",
-    "1,3",
-    "x",
-)
+_NUMBERS = ("0", "5", "7", "12", "31", "60")
+_PARTS = ("*", "?", *_NUMBERS, "mon", "feb", "*/2", "1-5", "5-1", "2/3", "1-9/4", "*/0", "1,3", "x")
 
 
 def _drawn(count: int) -> list[str]:
@@ -56,21 +35,18 @@ def _takes(text: str) -> bool:
 
 
 async def test_the_server_takes_and_refuses_the_same(nats_url: str, namespace: str) -> None:
-    bus = await connect(ConnectionSettings.from_url(nats_url), name="schedules")
-    names = Names(namespace)
-    try:
-        schedules = await TaskStreams(bus, names, TaskStorage()).schedules()
+    async with ServerSite(nats_url, namespace) as site:
+        schedules = await site.streams.schedules()
+        target = site.names.due_of(site.names.task("nobody", "nothing"))
         taken: dict[str, bool] = {}
         for number, text in enumerate((*TAKEN, *REFUSED, *_drawn(200))):
-            subject = names.schedule(f"s{number}")
-            given = {headers.SCHEDULE: text, headers.SCHEDULE_TARGET: names.due_of(names.task("nobody", "nothing"))}
+            subject = site.names.schedule(f"s{number}")
+            given = {headers.SCHEDULE: text, headers.SCHEDULE_TARGET: target}
             try:
                 await schedules.publish(subject, b"", headers=given)
                 taken[text] = True
             except PublishRefused:
                 taken[text] = False
             await schedules.purge(subject)
-    finally:
-        await bus.close()
     assert taken == {text: _takes(text) for text in taken}
     assert 20 < sum(taken[text] for text in _drawn(200)) < 180, "both kinds are drawn"

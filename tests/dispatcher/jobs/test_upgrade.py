@@ -115,8 +115,4 @@ def test_a_body_that_is_empty_stays_so() -> None:
     block = b"NATS/1.0\r\nNats-Schedule: @hourly\r\nNats-Schedule-Target: gangline.task.a.b\r\n\r\n"
     stored = {"subject": "gangline.sched.j1", "hdrs": base64.b64encode(block).decode()}
     subject, headers, body = submission()(stored)
-    assert (subject, headers, body) == (
-        "gangline.task.a.b",
-        {"Gangline-Job": "j1", "Gangline-Cron": "@hourly"},
-        b"",
-    )
+    assert (subject, headers, body) == ("gangline.task.a.b", {"Gangline-Job": "j1", "Gangline-Cron": "@hourly"}, b"")

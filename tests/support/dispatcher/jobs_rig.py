@@ -302,3 +302,23 @@ class ImagesSystem:
         """See `virtual_cluster`."""
         settings = DispatcherSettings(backoff_s=0.5, look_s=1.0)
         return virtual_cluster(self.pool, **{"dispatcher_settings": settings, **options})
+
+
+def on_images(slots: int = 2, **options: Any) -> Callable[[Body], Body]:
+    """Run a test in such a cluster: it gets the `client`, and the `system` if it has that argument."""
+
+    def decorate(test: Body) -> Body:
+        of_test = signature(test)
+
+        @functools.wraps(test)
+        async def run(**fixtures: Any) -> None:
+            system = ImagesSystem(slots)
+            async with system.cluster(**options) as client:
+                parts = {"client": client, "system": system}
+                await test(**fixtures, **{name: part for name, part in parts.items() if name in of_test.parameters})
+
+        fixtures = [each for name, each in of_test.parameters.items() if name not in ("client", "system")]
+        run.__signature__ = of_test.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

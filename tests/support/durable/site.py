@@ -5,8 +5,8 @@ frozen at any moment, and others started. Tasks record each start and end, so th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import inspect
 import itertools
 import json
 import random
@@ -20,23 +20,25 @@ from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import NoResponders, RequestTimeout, Stream, StreamMessage
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
+from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import NoDispatcher, UnknownJob, error_from_wire
-from gangline.schemas.messages.jobs import JobInfo
-from gangline.schemas.names import Names, QueueOperation, job_of_tenant
-from gangline.schemas.records.jobs import JobState, ResultRecord
+from gangline.schemas.names import Names, QueueOperation
+from gangline.schemas.records.jobs import ResultRecord
 from gangline.schemas.wire import headers
 from gangline.testing.loop import VirtualLoop
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
-from ...waiting import PATIENCE_S, until
+from ...waiting import until
 
 WALL = 1_700_000_000.0
+
+Check = Callable[[], bool | Awaitable[bool]]
 
 
 class Node:
@@ -100,6 +102,35 @@ class StoredTasks:
         """Keys of recorded attempts."""
         return [entry.key for entry in await (await self.streams.results()).entries(self.names.tries_of())]
 
+    async def eventually(self, check: Check, within_s: float = 60.0) -> None:
+        """Wait until a condition holds."""
+        raise NotImplementedError
+
+    async def ended(self, job: str | int, within_s: float = 60.0) -> ResultRecord:
+        """Wait for the end of a job."""
+        found: list[ResultRecord] = []
+
+        async def look() -> bool:
+            record = await self.result(str(job))
+            found.extend([] if record is None else [record])
+            return bool(found)
+
+        await self.eventually(look, within_s)
+        return found[0]
+
+    async def empty(self, within_s: float = 60.0) -> None:
+        """Wait until the task stream is empty."""
+        stream = await self.streams.tasks()
+        await self.eventually(lambda: is_empty(stream), within_s)
+
+    async def forgotten_tries(self, within_s: float = 60.0) -> None:
+        """Wait until no attempt is recorded any more."""
+
+        async def forgotten() -> bool:
+            return not await self.tries()
+
+        await self.eventually(forgotten, within_s)
+
 
 class Site(StoredTasks):
     """See the module. `async with` shuts down everything that is still running."""
@@ -150,6 +181,13 @@ class Site(StoredTasks):
         node.run(main())
         self.dispatchers.append(node)
         return node
+
+    async def serve(self, *, workers: int = 1, slots: int = 2, **settings: Any) -> DispatcherNode:
+        """Start workers and a dispatcher, and wait until it owns the queue."""
+        for _ in range(workers):
+            self.worker(slots)
+        self.dispatcher(**settings)
+        return await self.taken()
 
     def _dict(self) -> dict[str, Any]:
         return {name: getattr(self.settings, name) for name in DispatcherSettings.__dataclass_fields__}
@@ -227,6 +265,24 @@ class Site(StoredTasks):
 
     # -- clients --------------------------------------------------------------------------------------------------
 
+    def client(self) -> Client:
+        """Connected while it is used with `async with`."""
+        bus = self.hub.connect("client")
+        return Client(bus, names=self.names, settings=RouterSettings(node="n"), owns_bus=True)
+
+    async def running(self, method: str, body: Any = None, **given: str) -> str:
+        """Publish a task and wait until it starts; returns its id."""
+        job = await self.submit(method, body, **given)
+        await self.eventually(lambda: bool(self.attempts(job)))
+        return job
+
+    async def remove_consumer(self) -> float:
+        """Remove the consumer of the queue, as somebody may by mistake; when."""
+        stream = await self.streams.tasks()
+        (consumer,) = await stream.consumers()
+        assert await stream.delete_consumer(consumer.name)
+        return self.loop.time()
+
     async def submit(self, method: str, body: Any = None, *, endpoint: str | None = None, **given: str) -> str:
         """Publish a task; returns its id."""
         stream = await self.streams.tasks()
@@ -245,28 +301,7 @@ class Site(StoredTasks):
             return False
         return not (answer.headers and headers.ERROR in answer.headers)
 
-    async def ended(self, job: str, within_s: float = 60.0) -> ResultRecord:
-        """Wait for the end of a job."""
-        found: list[ResultRecord] = []
-
-        async def look() -> bool:
-            record = await self.result(job)
-            found.extend([] if record is None else [record])
-            return bool(found)
-
-        await self.eventually(look, within_s)
-        return found[0]
-
-    async def empty(self, within_s: float = 60.0) -> None:
-        """Wait until the task stream is empty."""
-        stream = await self.streams.tasks()
-
-        async def look() -> bool:
-            return (await stream.state()).messages == 0
-
-        await self.eventually(look, within_s)
-
-    async def eventually(self, check: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
+    async def eventually(self, check: Check, within_s: float = 60.0) -> None:
         """Wait until a condition holds, and look less often as time goes by: looking costs more than anything else."""
         began = self.loop.time()
         async with asyncio.timeout(within_s):
@@ -360,6 +395,11 @@ class ServerSite(StoredTasks):
         self.ends.append(made.stop)
         return made
 
+    async def client(self) -> Client:
+        client = await Client(await self.bus("client"), names=self.names).start()
+        self.ends.append(client.close)
+        return client
+
     async def publish(self, target: str, body: Any = None, **headers: str) -> int:
         endpoint, _, method = target.partition(".")
         stream = await self.streams.tasks()
@@ -368,61 +408,9 @@ class ServerSite(StoredTasks):
         published = await stream.publish(self.names.task(endpoint, method), data, headers=given or None)
         return published.sequence
 
-    async def publish_of(self, tenant: str, target: str, bodies: list[Any]) -> list[str]:
-        """What the server stores when a tenant publishes these; the ids of the jobs."""
-        stream, (endpoint, _, method) = await self.streams.tasks(), target.partition(".")
-        subject = self.names.of_tenant(self.names.task(endpoint, method), tenant)
-        stored = await asyncio.gather(*(stream.publish(subject, json.dumps(body).encode()) for body in bodies))
-        ids = [str(published.sequence) for published in stored]
-        return [job_of_tenant(id, endpoint, tenant) for id in ids] if tenant else ids
-
-    async def ended(self, job: str | int) -> ResultRecord:
-        """Wait for the end of a job."""
-        found: list[ResultRecord] = []
-
-        async def look() -> bool:
-            record = await self.result(str(job))
-            found.extend([] if record is None else [record])
-            return bool(found)
-
-        await until(look)
-        return found[0]
-
-    async def empty(self) -> None:
-        """Wait until nothing is in the stream of tasks."""
-        stream = await self.streams.tasks()
-        await until(lambda: is_empty(stream))
-
-    async def forgotten_tries(self) -> None:
-        """Wait until no try is noted any more."""
-
-        async def forgotten() -> bool:
-            return not await self.tries()
-
-        await until(forgotten)
-
-    async def ask(self, endpoint: str, operation: QueueOperation, **body: Any) -> Any:
-        """What the holder of a queue answers."""
-        subject = self.names.queue(endpoint, operation)
-        answer = await self.own.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
-        value = json.loads(answer.data)
-        if answer.headers and headers.ERROR in answer.headers:
-            raise error_from_wire(value["code"], value["message"], value.get("details"), False)
-        return value
-
-    async def until_running(self, job: int) -> JobInfo:
-        return await self.until(job, JobState.RUNNING)
-
-    async def until(self, job: int, state: JobState) -> JobInfo:
-        found: list[JobInfo] = []
-
-        async def is_so() -> bool:
-            with contextlib.suppress(UnknownJob, NoDispatcher, NoResponders):
-                found.append(JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job))))
-            return bool(found) and found[-1].state is state
-
-        await until(is_so)
-        return found[-1]
+    async def eventually(self, check: Check, within_s: float = 0.0) -> None:
+        """A busy machine may need longer than anybody says."""
+        await until(check)
 
     async def __aexit__(self, *_: object) -> None:
         for end in reversed(self.ends):
@@ -440,11 +428,21 @@ def simulate(story: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
-def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test as such a story."""
+def simulated(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run a test as such a story. Its first argument is a `Site` of these settings and of the test's `seed`."""
 
-    @functools.wraps(test)
-    def run(*args: Any, **given: Any) -> None:
-        simulate(test(*args, **given))
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        async def story(given: dict[str, Any]) -> None:
+            seed = {"seed": given["seed"]} if "seed" in given else {}
+            async with Site(**settings, **seed) as site:
+                await test(site, **given)
 
-    return run
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            simulate(story(given))
+
+        _, *parameters = inspect.signature(test).parameters.values()
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

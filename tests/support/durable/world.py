@@ -243,12 +243,13 @@ class World:
         self.stream[self.last_seq] = Message(submission, size)
         return self.last_seq
 
-    def arrive(self, job: str | None = None, **fields: Any) -> int:
-        """Publish, and deliver at once."""
-        seq = self.submit(job, **fields)
-        while self.pulled and self.stream[seq].delivered == 0:
-            self.deliver_message()
-        return seq
+    def arrive(self, *jobs: str, **fields: Any) -> int:
+        """Publish tasks, one if no job is named, and deliver each at once. Returns the last sequence."""
+        for job in jobs or (None,):
+            seq = self.submit(job, **fields)
+            while self.pulled and self.stream[seq].delivered == 0:
+                self.deliver_message()
+        return self.last_seq
 
     def next_undelivered(self) -> int | None:
         return next((seq for seq, message in self.stream.items() if not message.delivered), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.routes import QueueRules, RouteRecord
@@ -17,6 +19,13 @@ def world_of(
     world.pool()
     world.open()
     world.credit(*free)
+    return world
+
+
+def world_running(job: str = "a", **fields: Any) -> World:
+    """One with a single slot, which this task has."""
+    world = world_of(1)
+    world.arrive(job, **fields)
     return world
 
 

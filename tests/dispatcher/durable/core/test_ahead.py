@@ -63,9 +63,7 @@ def test_a_delivery_that_comes_after_the_message_was_removed_is_acknowledged_and
     world.credit(2)
     world.settle("hidden")
     submission = Submission(endpoint="e", method="run", job="hidden", tenant="shop", published_at=1000.0)
-    effects = world.core.handle(
-        on.TaskArrived(now=world.now, wall=world.now, seq=9, submission=submission, size=100),
-    )
+    effects = world.core.handle(on.TaskArrived(now=world.now, wall=world.now, seq=9, submission=submission, size=100))
     assert [effect for effect in effects if isinstance(effect, do.Ack)] == [do.Ack(seq=9, job="", tried=False)]
     assert not [effect for effect in effects if isinstance(effect, do.StartAttempt)]
     world.core.check()

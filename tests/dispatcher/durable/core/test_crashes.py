@@ -15,7 +15,7 @@ from gangline.schemas.wire import headers
 from gangline.testing.loop import current_node
 
 from ....scale import repetitions
-from ....support.durable.site import DispatcherNode, Site, simulate
+from ....support.durable.site import DispatcherNode, Site, simulate, simulated
 
 SEEDS = repetitions(1, whole=10)
 
@@ -56,7 +56,7 @@ class Jobs:
         letters = [(letter.headers or {})[headers.JOB] for letter in await site.dead()]
         assert sorted(letters) == sorted(ids[name] for name in dead)
         assert await self.items() == list(range(100)) and ended["items"].items == 100
-        await site.eventually(lambda: _none_noted(site))
+        await site.forgotten_tries()
 
     async def items(self) -> list[int]:
         """As a reader gets them: in order of their index, each once."""
@@ -67,10 +67,6 @@ class Jobs:
             found[item.index] = item.value
             sequence = message.sequence + 1
         return [found[index] for index in sorted(found)]
-
-
-async def _none_noted(site: Site) -> bool:
-    return not await site.tries()
 
 
 def crew(site: Site) -> None:
@@ -166,67 +162,55 @@ async def some_turns(site: Site, jobs: Jobs, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_dispatcher_is_killed_at_any_moment_and_the_next_one_too(seed: int) -> None:
+@simulated(result_inline_bytes=1024)
+async def test_the_dispatcher_is_killed_at_any_moment_and_the_next_one_too(site: Site, seed: int) -> None:
     chance = random.Random(seed)
-
-    async def story() -> None:
-        async with Site(result_inline_bytes=1024, seed=seed) as site:
-            crew(site)
-            site.dispatcher()
-            jobs = Jobs(site)
-            await jobs.submit()
-            for _ in range(chance.randrange(1, 4)):
-                site.dispatcher()
-                await site.taken()
-                await some_turns(site, jobs, chance.randrange(1500))
-                site.holder().kill()
-                if chance.random() < 0.5:
-                    await asyncio.sleep(chance.random() * 3)
-            await jobs.check()
-
-    simulate(story())
+    crew(site)
+    site.dispatcher()
+    jobs = Jobs(site)
+    await jobs.submit()
+    for _ in range(chance.randrange(1, 4)):
+        site.dispatcher()
+        await site.taken()
+        await some_turns(site, jobs, chance.randrange(1500))
+        site.holder().kill()
+        if chance.random() < 0.5:
+            await asyncio.sleep(chance.random() * 3)
+    await jobs.check()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_dispatcher_is_frozen_at_any_moment_and_comes_back(seed: int) -> None:
+@simulated(result_inline_bytes=1024)
+async def test_the_dispatcher_is_frozen_at_any_moment_and_comes_back(site: Site, seed: int) -> None:
     chance = random.Random(seed)
-
-    async def story() -> None:
-        async with Site(result_inline_bytes=1024, seed=seed) as site:
-            crew(site)
-            site.dispatcher()
-            site.dispatcher()
-            jobs = Jobs(site)
-            await jobs.submit()
-            for _ in range(chance.randrange(1, 3)):
-                victim = await site.taken()
-                await some_turns(site, jobs, chance.randrange(1500))
-                victim.freeze()
-                site.loop.call_later(chance.random() * 8, victim.thaw)
-                await asyncio.sleep(chance.random() * 5)
-            await jobs.check()
-
-    simulate(story())
+    crew(site)
+    site.dispatcher()
+    site.dispatcher()
+    jobs = Jobs(site)
+    await jobs.submit()
+    for _ in range(chance.randrange(1, 3)):
+        victim = await site.taken()
+        await some_turns(site, jobs, chance.randrange(1500))
+        victim.freeze()
+        site.loop.call_later(chance.random() * 8, victim.thaw)
+        await asyncio.sleep(chance.random() * 5)
+    await jobs.check()
 
 
 @pytest.mark.parametrize("seed", range(repetitions(2, whole=10)))  # the first fails storage, the second the server
-def test_the_server_restarts_or_storage_fails_at_any_moment(seed: int) -> None:
+@simulated(result_inline_bytes=1024)
+async def test_the_server_restarts_or_storage_fails_at_any_moment(site: Site, seed: int) -> None:
     chance = random.Random(seed)
-
-    async def story() -> None:
-        async with Site(result_inline_bytes=1024, seed=seed) as site:
-            crew(site)
-            site.dispatcher()
-            site.dispatcher()
-            jobs = Jobs(site)
-            await jobs.submit()
-            for _ in range(chance.randrange(1, 3)):
-                hub = site.hub
-                down, up = chance.choice(((hub.stop, hub.start), (hub.storage_down, hub.storage_back)))
-                await some_turns(site, jobs, chance.randrange(1500))
-                down()
-                await asyncio.sleep(chance.choice((0.01, 0.5, 2.0, 6.0)))
-                up()
-            await jobs.check()
-
-    simulate(story())
+    crew(site)
+    site.dispatcher()
+    site.dispatcher()
+    jobs = Jobs(site)
+    await jobs.submit()
+    for _ in range(chance.randrange(1, 3)):
+        hub = site.hub
+        down, up = chance.choice(((hub.stop, hub.start), (hub.storage_down, hub.storage_back)))
+        await some_turns(site, jobs, chance.randrange(1500))
+        down()
+        await asyncio.sleep(chance.choice((0.01, 0.5, 2.0, 6.0)))
+        up()
+    await jobs.check()

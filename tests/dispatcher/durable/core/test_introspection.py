@@ -12,7 +12,7 @@ from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
-from ....support.durable.worlds import world_of
+from ....support.durable.worlds import world_of, world_running
 
 
 def obstacles(world: World, job: str) -> dict[str, str]:
@@ -21,8 +21,7 @@ def obstacles(world: World, job: str) -> dict[str, str]:
 
 def test_a_job_in_line_is_told_its_position_and_who_goes_before_it():
     world = world_of()
-    for job in ("a", "b", "c"):
-        world.arrive(job)
+    world.arrive("a", "b", "c")
     world.arrive("first", priority=1)
     why = world.core.why("b")
     assert why.position == 2
@@ -47,8 +46,7 @@ def test_a_job_is_told_who_has_the_slots_of_a_full_pool_and_until_when_at_most()
     world = world_of(2)
     world.arrive("a", timeout_s=40.0)
     world.arrive("b", timeout_s=20.0)
-    world.arrive("c")
-    world.arrive("me")
+    world.arrive("c", "me")
     position, slots = world.core.why("me").obstacles
     assert (position.kind, position.jobs) == ("position", ("c",))
     assert slots.text == "No lease in pool 'e' has 1 slot free for it: 2 tasks of this queue run there."
@@ -69,8 +67,7 @@ def test_a_method_that_no_worker_has_is_named_and_the_one_that_was_perhaps_meant
 
 def test_the_end_of_a_rate_is_that_of_the_job_and_not_of_the_next_start():
     world = world_of(8, rate_per_s=0.5, burst=1)
-    for job in ("runs", "next", "second", "me"):
-        world.arrive(job)
+    world.arrive("runs", "next", "second", "me")
     until = {job: world.core.why(job).obstacles[0].until for job in ("next", "second", "me")}
     assert until["second"] == until["next"] + 2.0 and until["me"] == until["next"] + 4.0
 
@@ -81,11 +78,9 @@ def test_a_job_behind_slots_is_told_what_runs_what_goes_before_it_and_how_long_e
     world.arrive("long", method="slow", timeout_s=40.0, max_attempts=2)
     world.arrive("free", method="slow")
     world.advance(10.0)
-    for job in ("a", "b"):
-        world.arrive(job, method="declared")
+    world.arrive("a", "b", method="declared")
     world.arrive("c", method="slow", timeout_s=20.0, max_attempts=3, deadline_at=world.now + 50.0)
-    world.arrive("me", method="slow")
-    world.arrive("after", method="slow")
+    world.arrive("me", "after", method="slow")
     line = world.core.why("me").line
     assert [(each.seq, each.method, each.at_most_s) for each in line.running] == [(1, "slow", 70.0), (2, "slow", None)]
     assert [(each.method, each.count, each.at_most_s) for each in line.ahead] == [
@@ -112,8 +107,7 @@ def test_what_is_far_ahead_is_added_up():
 @pytest.mark.parametrize("rules", [{"rate_per_s": 5.0}, {"per_key": 1}])
 def test_where_more_than_slots_holds_tasks_back_that_is_told(rules):
     world = world_of(1, **rules)
-    world.arrive("runs", key="k")
-    world.arrive("same", key="k")
+    world.arrive("runs", "same", key="k")
     world.arrive("me", key="other")
     assert world.core.why("me").line.only_slots is False
 
@@ -148,8 +142,7 @@ def test_a_paused_queue_does_not_blame_the_workers():
 )
 def test_limits_are_named(rules, kind, text):
     world = world_of(4, **rules)
-    world.arrive("a")
-    world.arrive("b")
+    world.arrive("a", "b")
     assert obstacles(world, "b")[kind] == text
 
 
@@ -162,10 +155,8 @@ def test_a_rate_says_until_when():
 
 def test_a_key_and_an_order_name_the_jobs_in_the_way():
     world = world_of(4, per_key=1)
-    world.arrive("a", key="k")
-    world.arrive("b", key="k")
-    world.arrive("c", key="o", ordered=True)
-    world.arrive("d", key="o", ordered=True)
+    world.arrive("a", "b", key="k")
+    world.arrive("c", "d", key="o", ordered=True)
     assert [(each.kind, each.jobs) for each in world.core.why("b").obstacles] == [("key", ("a",))]
     assert [(each.kind, each.jobs) for each in world.core.why("d").obstacles] == [("order", ("c",))]
 
@@ -173,8 +164,7 @@ def test_a_key_and_an_order_name_the_jobs_in_the_way():
 def test_a_job_behind_a_key_is_told_what_goes_before_it_under_the_key_and_for_slots():
     world = world_of(4, per_key=1)
     world.arrive("a", key="k", method="slow", timeout_s=40.0, max_attempts=1)
-    for job in ("b", "c", "me"):
-        world.arrive(job, key="k", timeout_s=5.0, max_attempts=2)
+    world.arrive("b", "c", "me", key="k", timeout_s=5.0, max_attempts=2)
     world.arrive("later", key="k")
     world.arrive("other", key="o")
     assert world.core.why("b").turn.ahead == (), "it is the next one"
@@ -189,8 +179,7 @@ def test_a_job_behind_a_key_is_told_what_goes_before_it_under_the_key_and_for_sl
 
 def test_a_job_in_an_order_is_told_the_older_ones_of_its_key_and_whether_a_limit_follows():
     world = world_of(4, per_key=1)
-    for job in ("a", "b", "me"):
-        world.arrive(job, key="k", ordered=True, max_attempts=1)
+    world.arrive("a", "b", "me", key="k", ordered=True, max_attempts=1)
     turn = world.core.why("me").turn
     assert (turn.kind, turn.most_running, turn.last) == ("order", 1, False)
     assert [each.seq for each in turn.running] == [1] and [each.count for each in turn.ahead] == [1]
@@ -199,12 +188,10 @@ def test_a_job_in_an_order_is_told_the_older_ones_of_its_key_and_whether_a_limit
 def test_a_job_behind_a_limit_of_its_method_has_a_turn_and_one_behind_a_rate_has_none():
     world = world_of(4)
     world.pool(policies={"few": TaskPolicy(max_running=2), "slow": TaskPolicy(rate_per_s=0.1)})
-    for job in ("a", "b", "c", "me"):
-        world.arrive(job, method="few")
+    world.arrive("a", "b", "c", "me", method="few")
     turn = world.core.why("me").turn
     assert (turn.kind, turn.most_running, len(turn.running), turn.ahead[0].count) == ("method", 2, 2, 1)
-    for job in ("e", "f"):
-        world.arrive(job, method="slow")
+    world.arrive("e", "f", method="slow")
     assert [each.kind for each in world.core.why("f").obstacles] == ["rate"] and world.core.why("f").turn is None
 
 
@@ -233,8 +220,7 @@ def test_a_queue_that_was_just_taken_or_is_in_doubt_says_so():
 
 
 def test_a_job_that_runs_has_no_obstacles_and_one_that_is_not_here_no_answer():
-    world = world_of(1)
-    world.arrive("a", priority=3, key="k")
+    world = world_running(priority=3, key="k")
     why = world.core.why("a")
     assert (why.position, why.obstacles) == (None, ())
     info = why.job
@@ -269,8 +255,7 @@ def test_each_task_is_counted_once_by_what_it_waits_for():
     world.arrive("runs", key="k", priority=9)
     world.credit(1)
     world.arrive("capped", key="k")
-    world.arrive("first", key="o", ordered=True)
-    world.arrive("behind", key="o", ordered=True)
+    world.arrive("first", "behind", key="o", ordered=True)
     world.arrive("wide", method="wide")
     assert world.core.statistics().pending == {"order": 1, "limit": 1, "size": 1, "slots": 1}
     world.settle("runs", TaskFailed("no"), keep_slot=False)
@@ -285,8 +270,7 @@ def test_each_task_is_counted_once_by_what_it_waits_for():
 def test_tasks_in_line_behind_a_limit_are_not_said_to_wait_for_slots(rules):
     world = world_of(4, **rules)
     world.advance(100.0)
-    for job in ("a", "b", "c"):
-        world.arrive(job)
+    world.arrive("a", "b", "c")
     assert world.core.statistics().pending == {"limit": 2}
 
 
@@ -318,16 +302,14 @@ def test_a_job_beside_tasks_of_other_tenants_is_told_that_they_take_turns():
 )
 def test_a_queued_job_says_in_a_list_what_it_waits_for(rules, free, reason):
     world = world_of(free, **rules)
-    world.arrive("a", key="k")
-    world.arrive("b", key="k")
+    world.arrive("a", "b", key="k")
     assert world.core.info("b").state is JobState.QUEUED
     assert world.core.info("b").reason == list(world.core.listed(0))[1].reason == reason
 
 
 def test_a_list_says_what_is_wrong_with_the_pool_or_goes_before_a_job():
     world = world_of(4)
-    world.arrive("c", key="o", ordered=True)
-    world.arrive("d", key="o", ordered=True)
+    world.arrive("c", "d", key="o", ordered=True)
     assert world.core.info("c").reason is None, "it runs"
     assert world.core.info("d").reason == "an older job of key 'o' has not ended"
     world.pool(wide=9)

@@ -23,7 +23,7 @@ from gangline.schemas.records.jobs import JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ....scale import repetitions
-from ....support.durable.worlds import started, world_of
+from ....support.durable.worlds import started, world_of, world_running
 from ....work import lines_run
 
 # -- one end ----------------------------------------------------------------------------------------------------------
@@ -56,8 +56,7 @@ def test_a_task_that_is_done_is_acknowledged_at_once_if_nobody_keeps_its_result(
 
 
 def test_a_failing_task_is_tried_as_often_as_it_says_and_then_buried_with_its_error():
-    world = world_of(1)
-    world.arrive("a", max_attempts=3)
+    world = world_running(max_attempts=3)
     for attempt in (1, 2, 3):
         assert world.run_of("a").attempt == attempt
         world.end("a", TaskFailed("no"))
@@ -67,12 +66,10 @@ def test_a_failing_task_is_tried_as_often_as_it_says_and_then_buried_with_its_er
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [(InvalidArguments("no"), "invalid_arguments"), (UnknownMethod("no"), "unknown_method")],
+    ("error", "reason"), [(InvalidArguments("no"), "invalid_arguments"), (UnknownMethod("no"), "unknown_method")]
 )
 def test_what_can_never_succeed_is_buried_at_once(error, reason):
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.settle("a", error)
     assert world.dead == [("a", reason)]
     assert world.started == [("a", 1)]
@@ -99,8 +96,7 @@ def test_what_cannot_be_understood_is_buried_and_acknowledged():
 
 
 def test_a_message_that_repeats_a_job_in_the_queue_is_acknowledged_and_starts_nothing():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     again = world.arrive("a")
     world.flush()
     assert again in world.acked
@@ -133,8 +129,7 @@ def test_a_job_that_ended_before_is_found_and_acknowledged():
 
 
 def test_the_wait_doubles_and_is_jittered_down_to_half():
-    world = world_of(1)
-    world.arrive("a", backoff_s=1.0, max_attempts=10)
+    world = world_running(backoff_s=1.0, max_attempts=10)
     waits = []
     for draw in (0.0, 0.5, 1.0 - 2**-20, 0.0):
         world.draw = draw
@@ -156,8 +151,7 @@ def test_the_wait_is_bounded():
 
 
 def test_the_next_try_waits_until_the_failure_is_noted_however_long_that_takes():
-    world = world_of(1)
-    world.arrive("a", backoff_s=0.0)
+    world = world_running(backoff_s=0.0)
     world.end("a", TaskFailed("no"))
     world.advance(60.0, flush=False)
     assert world.started == [("a", 1)]
@@ -178,8 +172,7 @@ def test_a_lost_worker_is_no_reason_to_wait_the_first_time():
 
 
 def test_what_started_nothing_is_not_counted_and_keeps_its_place():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.arrive("b")
     world.refuse("a", LeaseExpired("no"))
     assert started(world) == ["a", "a"]
@@ -187,8 +180,7 @@ def test_what_started_nothing_is_not_counted_and_keeps_its_place():
 
 
 def test_what_is_refused_again_and_again_is_offered_less_and_less_often():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     times = [world.now]
     for _ in range(8):
         world.refuse("a", NoWorkers("no"))
@@ -202,8 +194,7 @@ def test_what_is_refused_again_and_again_is_offered_less_and_less_often():
 
 
 def test_a_takeover_remembers_the_attempts_and_the_wait():
-    world = world_of(1)
-    world.arrive("a", backoff_s=100.0, max_attempts=2)
+    world = world_running(backoff_s=100.0, max_attempts=2)
     world.settle("a", TaskFailed("no"))
     world.take_over()
     world.credit(1)
@@ -238,8 +229,7 @@ def test_a_deadline_that_passed_unnoticed_is_looked_at_before_anything_starts():
 
 
 def test_what_has_less_time_left_than_its_method_needs_is_buried_unstarted_and_the_next_one_starts():
-    world = world_of(1)
-    world.arrive("first")
+    world = world_running("first")
     for job, deadline_s in (("late", 5.0), ("fits", 60.0), ("quick", 5.0), ("endless", None)):
         deadline_at = None if deadline_s is None else world.now + deadline_s
         world.arrive(job, deadline_at=deadline_at, method="big" if job == "quick" else "run")
@@ -257,8 +247,7 @@ def test_what_has_less_time_left_than_its_method_needs_is_buried_unstarted_and_t
 
 def test_what_runs_past_its_deadline_is_stopped_and_buried_or_done_if_it_was_faster():
     world = world_of(2)
-    world.arrive("slow", deadline_at=world.now + 5.0)
-    world.arrive("fast", deadline_at=world.now + 5.0)
+    world.arrive("slow", "fast", deadline_at=world.now + 5.0)
     world.advance(5.0)
     assert {run.stop for run in world.runs} == {do.StopReason.EXPIRED}
     world.end("slow")
@@ -436,8 +425,7 @@ def test_a_schedule_that_the_server_refuses_is_a_dead_letter(error, reason):
 
 
 def test_a_job_that_asks_for_it_is_told_of_each_change():
-    world = world_of(1)
-    world.arrive("quiet")
+    world = world_running("quiet")
     world.settle("quiet")
     world.arrive("a", events=True, backoff_s=1.0)
     world.end("a", TaskFailed("no"))
@@ -533,8 +521,7 @@ def test_a_start_is_hardly_more_work_among_thousands_of_tasks_than_among_hundred
 
 
 def test_errors_that_a_task_was_lost_with_are_shown():
-    world = world_of(1)
-    world.arrive("a", backoff_s=10.0)
+    world = world_running(backoff_s=10.0)
     world.settle("a", WorkerLost("w1 vanished"))
     world.settle("a", WorkerLost("w2 vanished"))
     assert world.core.info("a").error.message == "w2 vanished"

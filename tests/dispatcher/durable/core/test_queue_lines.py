@@ -9,7 +9,7 @@ from gangline.schemas.errors.base import TaskFailed
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ....support.durable.world import World
-from ....support.durable.worlds import started, world_of
+from ....support.durable.worlds import started, world_of, world_running
 
 # -- limits -----------------------------------------------------------------------------------------------------------
 
@@ -94,8 +94,7 @@ def test_a_task_of_several_slots_and_those_behind_it_have_their_turns():
     world = world_of()
     world.pool(largest=4, wide=3)
     world.arrive("w", method="wide")
-    for job in ("a", "b"):
-        world.arrive(job)
+    world.arrive("a", "b")
     world.credit(1)
     world.advance(9.9)
     assert not world.started
@@ -152,11 +151,9 @@ def test_the_bound_of_starvation_is_the_difference_of_priorities_times_the_step(
 
 
 def test_a_flood_of_high_priority_cannot_hold_up_a_low_one_for_longer_than_the_bound():
-    world = world_of(1)
-    world.arrive("low")
+    world = world_running("low")
     world.settle("low")
-    world.arrive("busy")
-    world.arrive("low2")
+    world.arrive("busy", "low2")
     begun = world.now
     while "low2" not in started(world):
         world.arrive(priority=1)
@@ -195,8 +192,7 @@ def test_a_new_head_of_a_key_takes_the_place_of_one_that_may_start():
 
 def test_rules_that_change_are_followed_by_those_in_line():
     world = world_of(ordered=True)
-    for job in ("a", "b", "c"):
-        world.arrive(job, key="k")
+    world.arrive("a", "b", "c", key="k")
     assert world.core.statistics().blocked == 2
     world.reroute(RouteRecord(queue=QueueRules(per_key=2)))
     assert world.core.statistics().blocked == 1
@@ -221,8 +217,7 @@ def test_tasks_are_drawn_by_weight_and_stay_with_their_pool_though_another_has_r
 
 def test_a_new_route_draws_those_anew_that_have_not_started():
     world = world_of(1, weights={"e": 1.0})
-    world.arrive("runs")
-    world.arrive("waits")
+    world.arrive("runs", "waits")
     world.reroute(RouteRecord(to={"f": 1.0}))
     world.credit(1, pool="f")
     assert [run.pool for run in world.runs] == ["e", "f"]

@@ -89,8 +89,7 @@ def a_takeover_attaches_to_what_runs_and_starts_the_rest(world: World) -> None:
     begin(world, 2, max_running=2)
     world.arrive("a")
     world.arrive("b", backoff_s=8.0)
-    world.arrive("c")
-    world.arrive("d")
+    world.arrive("c", "d")
     world.end("b", TaskFailed("no"))
     world.deliver()
     world.end("a")
@@ -112,8 +111,7 @@ def a_dispatcher_dies_after_the_result_and_before_the_acknowledgement(world: Wor
 @story
 def a_task_is_cancelled_in_line_while_it_runs_and_while_it_waits(world: World) -> None:
     begin(world, 1)
-    world.arrive("runs")
-    world.arrive("lined")
+    world.arrive("runs", "lined")
     world.tell(on.Cancel, job="lined")
     world.tell(on.Cancel, job="runs")
     world.settle("runs")
@@ -126,8 +124,7 @@ def a_task_is_cancelled_in_line_while_it_runs_and_while_it_waits(world: World) -
 @story
 def a_rate_lets_one_start_every_half_second(world: World) -> None:
     begin(world, 8, rate_per_s=2.0)
-    for job in ("a", "b", "c"):
-        world.arrive(job)
+    world.arrive("a", "b", "c")
     world.advance(2.0)
 
 

@@ -14,7 +14,7 @@ from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobState
 
 from ....support.durable.world import World
-from ....support.durable.worlds import started, world_of
+from ....support.durable.worlds import started, world_of, world_running
 
 # -- takeover ---------------------------------------------------------------------------------------------------------
 
@@ -40,9 +40,7 @@ def test_nothing_starts_expires_or_is_cancelled_before_it_is_known_what_runs():
 def test_what_runs_is_attached_to_whether_it_is_told_before_or_after_it_arrives():
     for early in (True, False):
         world = world_of(2, max_running=2)
-        world.arrive("a")
-        world.arrive("b")
-        world.arrive("c")
+        world.arrive("a", "b", "c")
         world.die()
         world.take()
         if early:
@@ -70,8 +68,7 @@ def test_what_runs_counts_for_limits_even_if_it_enters_the_queue_only_when_its_r
 
 
 def test_what_ended_while_nobody_listened_is_asked_for():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.die()
     world.end("a")
     world.open()
@@ -97,8 +94,7 @@ def test_what_runs_though_its_end_is_stored_is_stopped_whichever_is_learnt_first
 
 
 def test_what_has_ended_and_runs_nowhere_is_forgotten_when_that_is_known():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.die()
     world.runs.clear()
     world.results["a"] = JobState.CANCELLED
@@ -111,8 +107,7 @@ def test_what_has_ended_and_runs_nowhere_is_forgotten_when_that_is_known():
 
 
 def test_an_attempt_that_is_known_to_have_failed_is_not_attached_to():
-    world = world_of(1)
-    world.arrive("a", backoff_s=60.0)
+    world = world_running(backoff_s=60.0)
     run = world.run_of("a")
     world.settle("a", TaskFailed("no"))
     world.die()
@@ -122,8 +117,7 @@ def test_an_attempt_that_is_known_to_have_failed_is_not_attached_to():
 
 
 def test_of_two_workers_that_have_a_job_the_later_attempt_counts():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.die()
     world.take()
     world.flush()
@@ -136,8 +130,7 @@ def test_of_two_workers_that_have_a_job_the_later_attempt_counts():
 
 
 def test_a_job_that_cannot_be_found_any_more_counts_as_tried():
-    world = world_of(1)
-    world.arrive("a", backoff_s=0.0)
+    world = world_running(backoff_s=0.0)
     world.die()
     world.take()
     world.tell(on.TaskAdopted, job="a", worker="e.gone", attempt=1)
@@ -151,8 +144,7 @@ def test_a_job_that_cannot_be_found_any_more_counts_as_tried():
 
 @pytest.mark.parametrize("has_ended", [True, False])
 def test_an_attempt_that_is_lost_while_its_result_is_looked_up_counts_only_if_there_is_none(has_ended):
-    world = world_of(1)
-    world.arrive("a", backoff_s=0.0)
+    world = world_running(backoff_s=0.0)
     world.die()
     world.take()
     world.tell(on.TaskAdopted, job="a", worker="e.gone", attempt=1)
@@ -175,8 +167,7 @@ def test_an_attempt_that_is_lost_while_its_result_is_looked_up_counts_only_if_th
 
 def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten():
     world = world_of(2)
-    world.arrive("a")
-    world.arrive("b")
+    world.arrive("a", "b")
     world.tell(on.OwnershipDoubted)
     world.end("a")
     world.end("b", InvalidArguments("no"))
@@ -193,8 +184,7 @@ def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten()
 
 
 def test_a_running_task_is_cancelled_through_its_worker():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.tell(on.Cancel, job="a")
     assert world.run_of("a").stop is do.StopReason.CANCELLED
     assert world.core.info("a").state is JobState.RUNNING
@@ -206,10 +196,8 @@ def test_a_task_is_cancelled_wherever_it_waits():
     world = world_of(per_key=1)
     world.pool(largest=4, huge=9)
     world.arrive("lined")
-    world.arrive("candidate", key="k")
-    world.arrive("capped", key="k")
-    world.arrive("head", key="o", ordered=True)
-    world.arrive("behind", key="o", ordered=True)
+    world.arrive("candidate", "capped", key="k")
+    world.arrive("head", "behind", key="o", ordered=True)
     world.arrive("parked", method="huge")
     for job in ("lined", "candidate", "capped", "head", "behind", "parked"):
         world.tell(on.Cancel, job=job)
@@ -219,8 +207,7 @@ def test_a_task_is_cancelled_wherever_it_waits():
 
 
 def test_a_task_that_is_being_looked_up_or_noted_is_cancelled_after_it():
-    world = world_of(1)
-    world.arrive("i1")
+    world = world_running("i1")
     world.tell(on.Cancel, job="i1")
     assert [name for name, _ in world.network] == ["look i1", "cancellation i1"]
     world.flush()
@@ -237,8 +224,7 @@ def test_a_task_that_is_being_looked_up_or_noted_is_cancelled_after_it():
 
 
 def test_a_job_that_has_ended_or_is_unknown_cannot_be_cancelled():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.end("a")
     world.tell(on.Cancel, job="a")
     world.tell(on.Cancel, job="b")
@@ -249,8 +235,7 @@ def test_a_job_that_has_ended_or_is_unknown_cannot_be_cancelled():
 
 
 def test_a_cancellation_is_promised_only_when_a_takeover_would_not_forget_it():
-    world = world_of(1)
-    world.arrive("a")
+    world = world_running()
     world.tell(on.Cancel, job="a")
     assert not world.core.promised("a")
     world.die()  # nobody was told, and nobody knows

@@ -29,8 +29,7 @@ def take_over(world: World, *quotas: str) -> None:
 
 def test_a_task_above_the_quota_is_refused_with_limit_use_and_advice_and_the_others_run():
     world = world_with("lab:queued_tasks=2")
-    for job in ("a", "b", "c"):
-        world.arrive(job, tenant=LAB)
+    world.arrive("a", "b", "c", tenant=LAB)
     world.flush()
     assert world.dead == [("c", "refused")]
     world.credit(8)
@@ -61,8 +60,7 @@ def test_tenants_have_a_quota_each_and_our_own_account_has_none():
 
 def test_a_running_task_counts_until_it_has_ended_and_then_makes_room():
     world = world_with("lab:queued_tasks=1", slots=1)
-    world.arrive("a", tenant=LAB)
-    world.arrive("b", tenant=LAB)
+    world.arrive("a", "b", tenant=LAB)
     world.settle("a")
     world.arrive("c", tenant=LAB)
     world.flush()
@@ -113,8 +111,7 @@ def test_without_a_right_a_tenant_has_no_priority_but_may_ask_for_less():
 
 def test_what_was_accepted_is_accepted_after_a_takeover_in_whatever_order_results_are_looked_up():
     world = world_with("lab:queued_tasks=2")
-    world.arrive("a", tenant=LAB)
-    world.arrive("b", tenant=LAB)
+    world.arrive("a", "b", tenant=LAB)
     world.submit("c", tenant=LAB)
     world.die()
     world._boot()
@@ -132,8 +129,7 @@ def test_what_was_accepted_is_accepted_after_a_takeover_in_whatever_order_result
 
 def test_a_smaller_quota_ends_nothing_that_runs_and_refuses_the_newest_that_wait():
     world = world_with("lab:queued_tasks=3", slots=1)
-    for job in ("a", "b", "c"):
-        world.arrive(job, tenant=LAB)
+    world.arrive("a", "b", "c", tenant=LAB)
     assert started(world) == ["a"]
     take_over(world, "lab:queued_tasks=1")
     assert world.dead == [("b", "refused"), ("c", "refused")]

@@ -72,6 +72,12 @@ class Desk:
         self.outcomes.persist("images", entry, effect, answered.set_result)
         return await answered
 
+    async def has_ended(self, job: str = "7") -> bool:
+        """Whether a record of its end is found."""
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.outcomes.look("images", LookUpResult(seq=7, job=job), answered.set_result)
+        return await answered
+
     async def buries(self, entry: QueuedMessage, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
         """How many dead letters there are then, and what the record says."""
         await self.persists(entry, dead(TaskFailed("it raised"), reason))
@@ -127,18 +133,13 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(o
         seq=7, job="7", kind=RecordKind.RESULT, state=JobState.DONE, attempts=1, started_at=None, result_ttl_s=60
     )
 
-    async def found_it() -> bool:
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        operations.outcomes.look("images", LookUpResult(seq=7, job="7"), done.set_result)
-        return await done
-
     async def was_first() -> None:
         await operations.persists(operations.entry(), effect)
 
-    for ends_it in (found_it, was_first):
+    for ends_it in (operations.has_ended, was_first):
         await results.put(NAMES.try_key("images", "7"), b"of a predecessor that had lost the queue")
-        if ends_it is found_it:
-            assert not await found_it()
+        if ends_it is not was_first:
+            assert not await operations.has_ended()
             assert await results.get(NAMES.try_key("images", "7")) is not None, "it may be tried again"
             await operations.ends(JobState.CANCELLED)
         await ends_it()
@@ -206,20 +207,14 @@ async def test_a_job_whose_id_another_endpoints_job_has_taken_has_its_result_bes
     other = ResultRecord(job="order", endpoint="words", method="count", state=JobState.DONE)
     results = await operations.streams.results()
     await results.put(key, other.model_dump_json().encode(), revision=0)
-    looked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    operations.outcomes.look("images", LookUpResult(seq=7, job="order"), looked.set_result)
-    assert await looked is False, "that result is none of ours"
-    assert (
-        await operations.persists(operations.entry(Gangline_Job="order"), replace(dead(TaskFailed("no")), job="order"))
-        is None
-    )
+    assert not await operations.has_ended("order"), "that result is none of ours"
+    entry, effect = operations.entry(Gangline_Job="order"), replace(dead(TaskFailed("no")), job="order")
+    assert await operations.persists(entry, effect) is None
     ours = await results.get(NAMES.result_key("images.order"))
     assert ours is not None and ResultRecord.model_validate_json(ours.value).endpoint == "images"
     found = await results.get(key)
     assert found is not None and found.value == other.model_dump_json().encode()
-    again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    operations.outcomes.look("images", LookUpResult(seq=7, job="order"), again.set_result)
-    assert await again is True
+    assert await operations.has_ended("order")
 
 
 # -- whatever goes wrong, the task is settled -------------------------------------------------------------------------
@@ -279,19 +274,13 @@ async def test_a_result_that_cannot_be_read_is_no_end_of_a_job_and_is_written_ov
 ) -> None:
     """Somebody had an answer of the server stored there, for example."""
     results, key = await operations.streams.results(), NAMES.result_key("7")
-
-    async def ended() -> bool:
-        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        operations.outcomes.look("images", LookUpResult(seq=7, job="7"), answered.set_result)
-        return await answered
-
     await results.put(key, b'{"stream":"GANGLINE_TASKS","seq":1}')
-    assert not await ended()
+    assert not await operations.has_ended()
     done = Persist(seq=7, job="7", kind=RecordKind.RESULT, state=JobState.DONE, result_ttl_s=60)
     await operations.persists(operations.entry(), done)
     found = await results.get(key)
     assert found is not None and ResultRecord.model_validate_json(found.value).state is JobState.DONE
-    assert await ended()
+    assert await operations.has_ended()
     assert {record.levelname for record in caplog.records if "is not a result" in record.message} == {"ERROR"}
 
 

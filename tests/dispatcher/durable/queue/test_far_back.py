@@ -34,9 +34,9 @@ async def begin(site: Site, count: int = COUNT) -> list[str]:
     return [job.id for job in jobs]
 
 
-@simulated
+@simulated()
 async def test_jobs_far_back_are_found_and_cancelled_with_one_reading_of_the_queue(
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, read = 0, NatsStream.next
 
@@ -45,60 +45,59 @@ async def test_jobs_far_back_are_found_and_cancelled_with_one_reading_of_the_que
         reads += 1
         return await read(stream, pattern, sequence)
 
-    async with Site() as site:
-        jobs = await begin(site)
-        async with client_of(site) as client:
-            monkeypatch.setattr(NatsStream, "next", count)
-            asked, cancelled = jobs[60:180], jobs[200:280]
-            found = await asyncio.gather(*(client.job(job).status() for job in asked))
-            assert [(info.job, info.state) for info in found] == [(job, JobState.QUEUED) for job in asked]
-            assert all(await asyncio.gather(*(client.job(job).cancel() for job in cancelled)))
-            # Each waiting message once, the ends of the 16 parts of a round, and what is due, which is nothing.
-            assert reads <= COUNT + 100, reads
-            ends = await asyncio.gather(*(client.job(job).status() for job in cancelled))
-            assert {info.state for info in ends} == {JobState.CANCELLED}
-            with pytest.raises(JobCancelled):
-                await client.job(cancelled[0]).result()
-            assert reads <= COUNT + 100, reads
-            [obstacle] = (await client.job(asked[-1]).why()).obstacles
-            assert obstacle.kind == "position" and "read that far" in obstacle.text
-            with pytest.raises(UnknownJob):
-                await client.job(f"{site.pool}.never").status()
-        stream = await site.streams.tasks()
-        await site.eventually(lambda: len(site.starts) == 2)
-        assert (await stream.state()).messages == COUNT - len(cancelled)
+    jobs = await begin(site)
+    async with client_of(site) as client:
+        monkeypatch.setattr(NatsStream, "next", count)
+        asked, cancelled = jobs[60:180], jobs[200:280]
+        found = await asyncio.gather(*(client.job(job).status() for job in asked))
+        assert [(info.job, info.state) for info in found] == [(job, JobState.QUEUED) for job in asked]
+        assert all(await asyncio.gather(*(client.job(job).cancel() for job in cancelled)))
+        # Each waiting message once, the ends of the 16 parts of a round, and what is due, which is nothing.
+        assert reads <= COUNT + 100, reads
+        ends = await asyncio.gather(*(client.job(job).status() for job in cancelled))
+        assert {info.state for info in ends} == {JobState.CANCELLED}
+        with pytest.raises(JobCancelled):
+            await client.job(cancelled[0]).result()
+        assert reads <= COUNT + 100, reads
+        [obstacle] = (await client.job(asked[-1]).why()).obstacles
+        assert obstacle.kind == "position" and "read that far" in obstacle.text
+        with pytest.raises(UnknownJob):
+            await client.job(f"{site.pool}.never").status()
+    stream = await site.streams.tasks()
+    await site.eventually(lambda: len(site.starts) == 2)
+    assert (await stream.state()).messages == COUNT - len(cancelled)
 
 
-@simulated
-async def test_a_job_far_back_is_known_by_an_idempotency_key_or_a_foreign_id_and_a_delayed_one_is_cancelled() -> None:
-    async with Site() as site:
-        await begin(site, 100)
-        async with client_of(site) as client:
-            keyed = await client.options(idempotency_key="k").submit(f"{site.pool}.square", x=1)
-            delayed: Job = await client.options(delay_s=3600).submit(f"{site.pool}.square", x=1)
-            tasks = await site.streams.tasks()
-            subject = site.names.task(site.pool, "square")
-            plain = await tasks.publish(subject, b'{"x": 1}')
-            await tasks.publish(subject, b'{"x": 1}', headers={"Gangline-Job": "order-7"})
-        async with client_of(site) as client:
-            for job in (keyed.id, str(plain.sequence), "order-7"):
-                assert (await client.job(job).status()).state is JobState.QUEUED
-                assert await client.job(job).cancel()
-                assert (await client.job(job).status()).state is JobState.CANCELLED
-            assert (await client.job(delayed.id).status()).state is JobState.SCHEDULED
-            assert await client.job(delayed.id).cancel()
-            assert (await client.job(delayed.id).status()).state is JobState.CANCELLED
+@simulated()
+async def test_a_job_far_back_is_known_by_an_idempotency_key_or_a_foreign_id_and_a_delayed_one_is_cancelled(
+    site: Site,
+) -> None:
+    await begin(site, 100)
+    async with client_of(site) as client:
+        keyed = await client.options(idempotency_key="k").submit(f"{site.pool}.square", x=1)
+        delayed: Job = await client.options(delay_s=3600).submit(f"{site.pool}.square", x=1)
+        tasks = await site.streams.tasks()
+        subject = site.names.task(site.pool, "square")
+        plain = await tasks.publish(subject, b'{"x": 1}')
+        await tasks.publish(subject, b'{"x": 1}', headers={"Gangline-Job": "order-7"})
+    async with client_of(site) as client:
+        for job in (keyed.id, str(plain.sequence), "order-7"):
+            assert (await client.job(job).status()).state is JobState.QUEUED
+            assert await client.job(job).cancel()
+            assert (await client.job(job).status()).state is JobState.CANCELLED
+        assert (await client.job(delayed.id).status()).state is JobState.SCHEDULED
+        assert await client.job(delayed.id).cancel()
+        assert (await client.job(delayed.id).status()).state is JobState.CANCELLED
 
 
-@simulated
-async def test_what_was_cancelled_far_back_never_starts_and_the_rest_does() -> None:
-    async with Site() as site:
-        site.worker(2)
-        site.dispatcher(window_tasks=WINDOW)
-        async with client_of(site) as client:
-            jobs = await client.submit_many(f"{site.pool}.square", [{"x": n, "seconds": 0.5} for n in range(100)])
-            cancelled = {job.id for job in jobs[50::7]}
-            assert all(await asyncio.gather(*(client.job(job).cancel() for job in cancelled)))
-        await site.empty(120.0)
-        assert {job for job, _, _, _ in site.starts} == {job.id for job in jobs} - cancelled
-        assert site.twice() == []
+@simulated()
+async def test_what_was_cancelled_far_back_never_starts_and_the_rest_does(site: Site) -> None:
+    site.worker(2)
+    site.dispatcher(window_tasks=WINDOW)
+    async with client_of(site) as client:
+        jobs = await client.submit_many(f"{site.pool}.square", [{"x": n, "seconds": 0.5} for n in range(100)])
+        cancelled = {job.id for job in jobs[50::7]}
+        assert all(await asyncio.gather(*(client.job(job).cancel() for job in cancelled)))
+    await site.empty(120.0)
+    assert {job for job, _, _, _ in site.starts} == {job.id for job in jobs} - cancelled
+    assert site.twice() == []

@@ -48,6 +48,17 @@ async def dispatching(rig: GangRig, name: str = "dispatcher", **settings: Any) -
         yield dispatcher
 
 
+@asynccontextmanager
+async def serving(
+    rig: GangRig, workers: int = 2, *, slots: int = 1, gang: Any = PAIR, **declared: Any
+) -> AsyncIterator[None]:
+    """Workers, a dispatcher, and the set `llm` of one gang."""
+    await small_workers(rig, workers, slots)
+    async with dispatching(rig):
+        await rig.declare("llm", gangs=1, gang=gang, **declared)
+        yield
+
+
 async def small_workers(rig: GangRig, count: int = 2, slots: int = 1) -> None:
     for number in range(1, count + 1):
         await rig.worker(f"w{number}", jobs_pool(rig, slots))
@@ -55,9 +66,7 @@ async def small_workers(rig: GangRig, count: int = 2, slots: int = 1) -> None:
 
 @on_gang_rig()
 async def test_a_submitted_task_runs_on_rank_0_of_a_gang_and_its_result_is_kept(rig: GangRig) -> None:
-    await small_workers(rig)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR)
+    async with serving(rig):
         job = await rig.client.submit("llm.who", "x")
         assert await job.result(timeout_s=WITHIN_S) == [0, 2, 1, "x"]
         jobs = [await rig.client.submit("llm.slow", 0.5) for _ in range(4)]
@@ -71,9 +80,7 @@ async def test_a_submitted_task_runs_on_rank_0_of_a_gang_and_its_result_is_kept(
 
 @on_gang_rig()
 async def test_a_submitted_task_runs_on_all_ranks_of_a_set_that_says_so(rig: GangRig) -> None:
-    await small_workers(rig)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR, route="all")
+    async with serving(rig, route="all"):
         jobs = [await rig.client.submit("llm.gather", value) for value in range(5)]
         for value, job in enumerate(jobs):
             assert await job.result(timeout_s=WITHIN_S) == [[[0, value], [1, value]]] * 2
@@ -122,9 +129,7 @@ async def test_a_task_waits_for_a_set_whose_gangs_have_no_room_as_for_a_pool_wit
 @pytest.mark.parametrize("route", ["rank0", "all"])
 @on_gang_rig()
 async def test_a_task_that_fails_is_tried_again_and_dies_after_its_last_try(rig: GangRig, route: str) -> None:
-    await small_workers(rig)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+    async with serving(rig, route=route):
         job = await rig.client.submit("llm.flaky", 2)
         result = await job.result(timeout_s=WITHIN_S)
         assert result == ([0, 3] if route == "rank0" else [[0, 3], [1, 3]])
@@ -141,9 +146,7 @@ async def test_a_task_that_fails_is_tried_again_and_dies_after_its_last_try(rig:
 @on_gang_rig()
 async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangRig, route: str, method: str) -> None:
     """One that is not declared idempotent, only because its submission says how often."""
-    await small_workers(rig, 3)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+    async with serving(rig, 3, route=route):
         attempts = None if method == "slow" else 5
         job = await rig.client.options(max_attempts=attempts).submit(f"llm.{method}", 2.0)
         await until(lambda: rig.probe.started)
@@ -167,9 +170,7 @@ async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangR
 @pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
 @on_gang_rig()
 async def test_a_task_whose_member_is_killed_is_tried_again(rig: GangRig, route: str) -> None:
-    await small_workers(rig, 3)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+    async with serving(rig, 3, route=route):
         job = await rig.client.options(max_attempts=5).submit("llm.once", 2.0)
         await until(lambda: rig.probe.started)
         worker = (await job.status()).worker
@@ -241,9 +242,7 @@ async def test_a_dispatcher_that_attaches_to_a_try_of_which_a_rank_is_gone_tries
 
 @on_gang_rig()
 async def test_limits_of_a_key_and_of_a_route_count_tries_on_gangs(rig: GangRig) -> None:
-    await small_workers(rig, 2, slots=2)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang={**PAIR, "slots": 2})
+    async with serving(rig, slots=2, gang={**PAIR, "slots": 2}):
         await rig.client.set_route("chat", {"to": {"llm": 1}, "queue": {"per_key": 1}})
         await rig.client.set_route("talk", {"to": {"llm": 1}, "limits": {"llm": 1}})
         for client, target in ((rig.client.options(key="k"), "chat.once"), (rig.client, "talk.once")):
@@ -257,9 +256,7 @@ async def test_limits_of_a_key_and_of_a_route_count_tries_on_gangs(rig: GangRig)
 
 @on_gang_rig()
 async def test_items_of_a_task_on_rank_0_are_stored(rig: GangRig) -> None:
-    await small_workers(rig)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR)
+    async with serving(rig):
         job = await rig.client.submit("llm.count", 5)
         assert [item async for item in job.items()] == [[0, number] for number in range(5)]
 
@@ -280,9 +277,7 @@ async def test_submitted_tasks_and_calls_share_the_gangs_of_a_set(rig: GangRig) 
 @pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
 @on_gang_rig()
 async def test_a_roll_costs_short_tasks_no_try(rig: GangRig, route: str) -> None:
-    await small_workers(rig, 2, slots=2)
-    async with dispatching(rig):
-        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+    async with serving(rig, slots=2, route=route):
         jobs = [await rig.client.submit("llm.slow", 0.2) for _ in range(20)]
         await until(lambda: rig.probe.started)
         await rig.declare("llm", gangs=1, gang={**PAIR, "grace_s": 6}, route=route)

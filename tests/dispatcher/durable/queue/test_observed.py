@@ -130,9 +130,7 @@ async def test_events_of_a_job_that_asks_for_them_can_be_read_later() -> None:
 
 async def test_a_dispatcher_answers_for_itself_and_for_its_queues_and_is_found_as_a_service() -> None:
     async with Site() as site:
-        site.worker()
-        node = site.dispatcher()
-        await site.taken()
+        node = await site.serve()
         id = node.dispatcher.id
         answer = await site.own.request(site.names.dispatcher(id, DispatcherOperation.STATS), timeout_s=1)
         stats = DispatcherStats.model_validate_json(answer.data)

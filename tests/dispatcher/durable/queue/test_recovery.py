@@ -33,7 +33,7 @@ def test_what_runs_on_all_ranks_is_one_try_with_its_workers_by_rank() -> None:
 
 def test_a_rank_of_which_nobody_knows_is_left_open() -> None:
     assert by_try([(on("w2"), job("a", rank=1, ranks=3)), (on("w9"), job("a", rank=7, ranks=3))]) == [
-        Try("a", 1, "llm", "train.w2", ("", "train.w2", "")),
+        Try("a", 1, "llm", "train.w2", ("", "train.w2", ""))
     ]
 
 

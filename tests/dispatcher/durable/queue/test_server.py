@@ -10,10 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 
 import gangline
-from gangline.schemas.errors.base import UnknownJob
-from gangline.schemas.messages.jobs import CancelReply, JobWhyReply
-from gangline.schemas.names import QueueOperation
-from gangline.schemas.records.jobs import JobState
 from gangline.schemas.wire import headers
 from gangline.worker.pool.pool import Pool
 
@@ -41,28 +37,6 @@ def words(slots: int = 4) -> Pool:
     return pool
 
 
-async def test_a_tenant_that_fills_the_window_does_not_delay_the_next_task_of_another(system: ServerSite) -> None:
-    starts: list[str] = []
-    pool = Pool("words", slots=2)
-
-    @pool.task(idempotent=True)
-    async def note(name: str) -> str:
-        starts.append(name)
-        await asyncio.sleep(0.01)
-        return name
-
-    async with system:
-        await system.worker(pool)
-        await system.dispatcher(window_tasks=32)
-        await system.publish_of("lab", "words.note", [{"name": "lab"}] * 150)
-        await until(lambda: bool(starts))
-        (job,) = await system.publish_of("shop", "words.note", [{"name": "late"}])
-        assert (await system.ended(job)).result == "late"
-        assert starts.count("lab") < 150
-        await system.empty()
-        assert (starts.count("lab"), starts.count("late")) == (150, 1)
-
-
 def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
     """Tasks that fail in various ways; `journal` gets what starts."""
     pool = Pool("faults", slots=slots)
@@ -79,10 +53,6 @@ def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
         await asyncio.sleep(seconds)
         return "slept"
 
-    @pool.task
-    async def large(size: int) -> str:
-        return "x" * size
-
     @pool.task(slots=slots)
     async def heavy() -> None:
         raise AssertionError("no worker has so many slots")
@@ -90,9 +60,7 @@ def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
     return pool
 
 
-async def test_a_task_that_fails_for_ever_is_a_dead_letter_that_says_why(
-    system: ServerSite,
-) -> None:
+async def test_a_task_that_fails_for_ever_is_a_dead_letter_that_says_why(system: ServerSite) -> None:
     journal: list[tuple[str, int]] = []
     async with system:
         await system.worker(faults(journal))
@@ -175,9 +143,7 @@ async def publish_odd(system: ServerSite, subject: str, body: Any, **more: str) 
     await writer.wait_closed()
 
 
-async def test_odd_headers_stop_neither_dead_letters_nor_schedules_nor_strays(
-    system: ServerSite,
-) -> None:
+async def test_odd_headers_stop_neither_dead_letters_nor_schedules_nor_strays(system: ServerSite) -> None:
     """One such message once stayed in the queue's window for ever, and one stray ended the search for strays."""
     async with system:
         await system.worker(faults([]))
@@ -228,54 +194,3 @@ async def test_a_cron_task_fires_again_and_again_as_jobs_of_their_own(system: Se
         stream = await system.streams.schedules()
         schedule = await stream.last(system.names.schedule("tick"))
         assert schedule is not None and await stream.delete(schedule.sequence)
-
-
-async def test_a_large_result_stands_in_the_object_store(system: ServerSite) -> None:
-    async with system:
-        await system.worker(faults([]))
-        await system.dispatcher(result_inline_bytes=4096)
-        record = await system.ended(await system.publish("faults.large", {"size": 10_000}))
-        assert record.result is None and record.object is not None
-        body = await (await system.streams.objects()).get(record.object)
-        assert body is not None and json.loads(body) == "x" * 10_000
-
-
-async def test_a_running_task_and_a_waiting_one_are_cancelled_through_the_desk(system: ServerSite) -> None:
-    journal: list[tuple[str, int]] = []
-    async with system:
-        await system.worker(faults(journal, slots=1))
-        await system.dispatcher()
-        running, waiting = [await system.publish("faults.nap", {"seconds": 60}) for _ in range(2)]
-        info = await system.until_running(running)
-        assert info.worker == "faults.w1" and info.attempts == 1
-        await system.until(waiting, JobState.QUEUED)  # the dispatcher may have seen the first of them only
-        why = JobWhyReply.model_validate(await system.ask("faults", QueueOperation.WHY, job=str(waiting)))
-        assert [each.kind for each in why.obstacles] == ["slots"]
-        for job in (waiting, running):
-            reply = CancelReply.model_validate(await system.ask("faults", QueueOperation.CANCEL, job=str(job)))
-            assert reply.cancelled
-            assert (await system.ended(job)).state == "cancelled"
-        await system.empty()
-        assert journal == [("nap", 1)]
-        with pytest.raises(UnknownJob):
-            await system.ask("faults", QueueOperation.GET, job="1234567")
-
-
-async def test_a_deadline_ends_a_running_task_and_makes_it_a_dead_letter(system: ServerSite) -> None:
-    journal: list[tuple[str, int]] = []
-    async with system:
-        await system.worker(faults(journal))
-        await system.dispatcher()
-        for seconds in (1, 4, 16):  # more, if it passed before this machine had started the task
-            job = await system.publish("faults.nap", {"seconds": 60}, Gangline_Deadline=f"{seconds}s")
-            record = await system.ended(job)
-            assert (record.state, record.reason) == ("dead", "expired")
-            if journal:
-                break
-        assert (record.attempts, journal) == (1, [("nap", 1)])
-        record = await system.ended(
-            await system.publish(
-                "faults.nap", {"seconds": 60}, Gangline_Timeout="200ms", Gangline_Max_Attempts="2", Gangline_Backoff="0"
-            )
-        )
-        assert (record.state, record.reason, record.attempts) == ("dead", "timed_out", 2)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from gangline.dispatcher.durable.messages.entry import LeasedSlots
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
 from gangline.schemas.records.workers import MethodInfo, TaskPolicy
@@ -65,6 +66,11 @@ class LessorOverWorkers:
     async def worker(self, name: str = "w1", **facts: Any) -> FakeWorker:
         return await self.rig.worker(name, self.honest, **facts)
 
+    def take(self, slots: int = 1, method: str = "echo") -> LeasedSlots:
+        lease = self.lessor.take(slots, method, None)
+        assert lease is not None
+        return lease
+
     async def has_in_all(self, slots: int) -> None:
         async with asyncio.timeout(30):
             while sum(self.lessor.free) < slots:  # noqa: ASYNC110
@@ -111,10 +117,10 @@ async def test_a_task_goes_to_the_smallest_lease_that_has_room_and_its_slots_com
         await over.has(3)
         over.lessor.want(1, 1)
         await over.has(1, 3)
-        first = over.lessor.take(1, "echo", None)
-        assert first is not None and first.hold.slots == 1
-        second = over.lessor.take(2, "echo", None)
-        assert second is not None and second.free == 1
+        first = over.take()
+        assert first.hold.slots == 1
+        second = over.take(2)
+        assert second.free == 1
         assert over.lessor.take(2, "echo", None) is None
         over.lessor.give(second, 2)
         over.lessor.give(first, 1)
@@ -148,8 +154,8 @@ async def test_the_next_lease_is_on_the_worker_that_was_asked_for_a_share_if_it_
         for _ in range(8):
             over.lessor.want(1, 1)
             await over.has(1)
-            lease = over.lessor.take(1, "echo", None)
-            assert lease is not None and asked in ("", lease.name)
+            lease = over.take()
+            assert asked in ("", lease.name)
             asked = lease.name
             over.lessor.give(lease, 1)
             over.lessor.want(0, 0)
@@ -183,8 +189,7 @@ async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait(
         worker = await over.worker(slots=1)
         over.lessor.want(10, 1)
         await over.has(1)
-        lease = over.lessor.take(1, "echo", None)
-        assert lease is not None
+        lease = over.take()
         await asyncio.sleep(1.5)
         assert len(worker.heard_of(RequestOp.RELEASE)) == 0, "its task still runs"
         over.lessor.give(lease, 1)
@@ -230,8 +235,7 @@ async def test_many_slots_in_one_piece_are_waited_for_when_a_task_needs_them_and
         await over.worker(slots=4)
         over.lessor.want(4, 4)
         await over.has(4)
-        lease = over.lessor.take(1, "echo", None)
-        assert lease is not None
+        lease = over.take()
         over.lessor.want(4, 4)
         await asyncio.sleep(0.5)
         assert over.lessor.free == (3,)
@@ -243,8 +247,7 @@ async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_els
         worker = await over.worker(slots=2)
         over.lessor.want(1, 1)
         await over.has(1)
-        lease = over.lessor.take(1, "echo", None)
-        assert lease is not None
+        lease = over.take()
         over.lessor.give(lease, 1)
         await asyncio.sleep(3)
         assert over.lessor.free == (1,), "nobody else needs it"
@@ -260,8 +263,7 @@ async def test_leases_too_small_for_the_next_task_are_given_up_for_one_piece() -
         await over.worker(slots=2)
         over.lessor.want(2, 1)
         await over.has(1, 1)
-        used = over.lessor.take(1, "resize", None)
-        assert used is not None
+        used = over.take(1, "resize")
         before = over.changes
         over.lessor.want(2, 2)
         assert over.lessor.free == () and over.changes > before

@@ -11,7 +11,6 @@ import pytest
 
 from gangline.bus.memory.connection import MemorySubscription
 from gangline.bus.port.bus import NoResponders, StreamMessage
-from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
 from gangline.dispatcher.durable.operations import QueueOperations
@@ -20,7 +19,6 @@ from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.durable.queue import queue_runner as queue
 from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
 from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
-from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError, JobError
 from gangline.schemas.messages import submission
 from gangline.schemas.names import Names, job_of_tenant
@@ -39,10 +37,7 @@ def long(*values: Any) -> Any:
 
 
 async def _two(site: Site) -> None:
-    for _ in range(2):
-        site.worker()
-    site.dispatcher()
-    await site.taken()
+    await site.serve(workers=2)
     site.dispatcher()
     await asyncio.sleep(3.0)
 
@@ -56,61 +51,55 @@ async def _next_start(site: Site) -> float:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@simulated
-async def test_a_killed_dispatchers_queue_is_served_by_another_within_two_seconds(seed: int) -> None:
-    async with Site(seed=seed) as site:
-        await _two(site)
-        await asyncio.sleep(seed / 10)
-        long = await site.submit("square", {"x": 9, "seconds": 20.0})
-        await site.eventually(lambda: bool(site.starts))
-        site.holder().kill()
-        killed_at = site.loop.time()
-        assert await _next_start(site) - killed_at < 2.0
-        record = await site.ended(long)
-        assert (record.result, record.attempts, site.attempts(long)) == (81, 1, [1])
+@simulated()
+async def test_a_killed_dispatchers_queue_is_served_by_another_within_two_seconds(site: Site, seed: int) -> None:
+    await _two(site)
+    await asyncio.sleep(seed / 10)
+    long = await site.running("square", {"x": 9, "seconds": 20.0})
+    site.holder().kill()
+    killed_at = site.loop.time()
+    assert await _next_start(site) - killed_at < 2.0
+    record = await site.ended(long)
+    assert (record.result, record.attempts, site.attempts(long)) == (81, 1, [1])
 
 
-@simulated
+@simulated()
 async def test_a_dispatcher_without_private_subjects_keeps_its_queue(
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Site() as site:
-        site.worker()
-        with monkeypatch.context() as earlier:
-            earlier.setattr(Names, "both", staticmethod(lambda subject: (subject,)))
-            earlier.setattr(queue, "PRIVATELY", "not-yet")
-            first = site.dispatcher()
-            await site.taken()
-        site.dispatcher()
-        await asyncio.sleep(10.0)
-        assert site.holder() is first
+    site.worker()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Names, "both", staticmethod(lambda subject: (subject,)))
+        earlier.setattr(queue, "PRIVATELY", "not-yet")
+        first = site.dispatcher()
+        await site.taken()
+    site.dispatcher()
+    await asyncio.sleep(10.0)
+    assert site.holder() is first
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@simulated
-async def test_a_frozen_dispatchers_queue_is_served_by_another_within_four_seconds(seed: int) -> None:
-    async with Site(seed=seed) as site:
-        await _two(site)
-        await asyncio.sleep(seed / 10)
-        long = await site.submit("square", {"x": 9, "seconds": 20.0})
-        await site.eventually(lambda: bool(site.starts))
-        victim = site.holder()
-        victim.freeze()
-        frozen_at = site.loop.time()
-        assert await _next_start(site) - frozen_at < 4.0
-        await asyncio.sleep(2.0)
-        victim.thaw()
-        await asyncio.sleep(1.0)
-        assert site.pool not in victim.dispatcher.queues, "it has noticed that it lost the queue"
-        assert (await site.ended(long)).attempts == 1 and site.attempts(long) == [1]
-        assert site.twice() == []
+@simulated()
+async def test_a_frozen_dispatchers_queue_is_served_by_another_within_four_seconds(site: Site, seed: int) -> None:
+    await _two(site)
+    await asyncio.sleep(seed / 10)
+    long = await site.running("square", {"x": 9, "seconds": 20.0})
+    victim = site.holder()
+    victim.freeze()
+    frozen_at = site.loop.time()
+    assert await _next_start(site) - frozen_at < 4.0
+    await asyncio.sleep(2.0)
+    victim.thaw()
+    await asyncio.sleep(1.0)
+    assert site.pool not in victim.dispatcher.queues, "it has noticed that it lost the queue"
+    assert (await site.ended(long)).attempts == 1 and site.attempts(long) == [1]
+    assert site.twice() == []
 
 
 async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_goes_on() -> None:
     async with Site() as site:
         await _two(site)
-        long = await site.submit("square", {"x": 9, "seconds": 20.0})
-        await site.eventually(lambda: bool(site.starts))
+        long = await site.running("square", {"x": 9, "seconds": 20.0})
         leaver = site.holder()
         stopped_at = site.loop.time()
         await site.loop.spawn(leaver.name, leaver.dispatcher.stop())
@@ -120,9 +109,7 @@ async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_
 
 async def test_a_try_that_is_noted_after_the_takeover_is_removed_when_it_belongs_to_no_task() -> None:
     async with Site(backoff_s=300.0, backoff_max_s=300.0) as site:
-        site.worker()
-        site.dispatcher()
-        await site.taken()
+        await site.serve()
         ended = await site.submit("square", {"x": 1})
         await site.ended(ended)
         waiting = await site.submit("fail", {"times": 1})
@@ -146,95 +133,87 @@ async def test_tries_that_somebody_wrote_for_jobs_that_cannot_be_stop_no_queue()
         for number, job in enumerate(("another", "\u2028", "work.odd", "", "x" * 300)):
             record = TryRecord(job=job, sequence=0, attempts=1, not_before=0.0)
             await results.put(site.names.try_key("work", f"odd{number}"), record.model_dump_json().encode())
-        site.worker()
-        site.dispatcher()
-        await site.taken()
+        await site.serve()
         assert (await site.ended(await site.submit("square", {"x": 9}))).result == 81
 
 
 @pytest.mark.parametrize("away_s", [0.05, 2.0])
-@simulated
-async def test_after_a_restart_of_everything_but_the_workers_nothing_is_started_twice(away_s: float) -> None:
+@simulated()
+async def test_after_a_restart_of_everything_but_the_workers_nothing_is_started_twice(
+    site: Site, away_s: float
+) -> None:
     """The ledger was in memory: for a moment it knows of no worker."""
-    async with Site() as site:
-        workers = [site.worker() for _ in range(2)]
-        first = site.dispatcher()
-        await site.taken()
-        jobs = [await site.submit("square", {"x": 9, "seconds": 20.0}) for _ in range(3)]
-        await site.eventually(lambda: len(site.starts) == 3)
-        first.kill()
-        site.hub.stop()
-        await asyncio.sleep(1.0)
-        for worker in workers:
-            site.hub.disconnect(worker.bus)
-        site.hub.start()
-        for worker in workers:
-            site.hub.disconnect(worker.bus)
-            site.loop.call_later(away_s, site.hub.reconnect, worker.bus)
-        site.dispatcher()
-        for job in jobs:
-            assert (await site.ended(job)).result == 81 and site.attempts(job) == [1]
+    workers = [site.worker() for _ in range(2)]
+    first = site.dispatcher()
+    await site.taken()
+    jobs = [await site.submit("square", {"x": 9, "seconds": 20.0}) for _ in range(3)]
+    await site.eventually(lambda: len(site.starts) == 3)
+    first.kill()
+    site.hub.stop()
+    await asyncio.sleep(1.0)
+    for worker in workers:
+        site.hub.disconnect(worker.bus)
+    site.hub.start()
+    for worker in workers:
+        site.hub.disconnect(worker.bus)
+        site.loop.call_later(away_s, site.hub.reconnect, worker.bus)
+    site.dispatcher()
+    for job in jobs:
+        assert (await site.ended(job)).result == 81 and site.attempts(job) == [1]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, long(0.5), 1.0, long(1.1), long(1.2), long(2.0)])
-@simulated
-async def test_a_job_can_be_cancelled_while_its_queue_changes_hands(delay_s: float) -> None:
-    async with Site() as site:
-        await _two(site)
-        jobs = [
-            await site.submit("square", {"x": 9, "seconds": 20.0}),
-            await site.submit("items", {"count": 200, "pause_s": 0.1}),
-        ]
-        await site.eventually(lambda: len(site.starts) == 2)
-        silent = site.worker()
-        await asyncio.sleep(1.0)
-        silent.freeze()  # so that it takes a while to know who runs what
-        site.holder().kill()
-        await asyncio.sleep(delay_s)
-        for job in jobs:
-            await site.eventually(lambda job=job: site.cancel(job))
-        for job in jobs:
-            assert (await site.ended(job)).state is JobState.CANCELLED
-            assert site.attempts(job) == [1]
+@simulated()
+async def test_a_job_can_be_cancelled_while_its_queue_changes_hands(site: Site, delay_s: float) -> None:
+    await _two(site)
+    jobs = [
+        await site.submit("square", {"x": 9, "seconds": 20.0}),
+        await site.submit("items", {"count": 200, "pause_s": 0.1}),
+    ]
+    await site.eventually(lambda: len(site.starts) == 2)
+    silent = site.worker()
+    await asyncio.sleep(1.0)
+    silent.freeze()  # so that it takes a while to know who runs what
+    site.holder().kill()
+    await asyncio.sleep(delay_s)
+    for job in jobs:
+        await site.eventually(lambda job=job: site.cancel(job))
+    for job in jobs:
+        assert (await site.ended(job)).state is JobState.CANCELLED
+        assert site.attempts(job) == [1]
 
 
 @pytest.mark.parametrize("recovering", [False, True])
-@simulated
-async def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(recovering: bool) -> None:
-    async with Site() as site:
-        await _two(site)
-        job = await site.submit("square", {"x": 9, "seconds": 20.0})
-        await site.eventually(lambda: len(site.starts) == 1)
-        silent = site.worker()
-        await asyncio.sleep(1.0)
-        silent.freeze()  # so that it takes a while to know who runs what
-        if recovering:
-            site.holder().kill()
-            site.dispatcher()
-            await asyncio.sleep(1.5)
-        for node in site.workers:
-            node.kill()  # nothing will come of a stop
-        await site.eventually(lambda: site.cancel(job))
+@simulated()
+async def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(site: Site, recovering: bool) -> None:
+    await _two(site)
+    job = await site.running("square", {"x": 9, "seconds": 20.0})
+    silent = site.worker()
+    await asyncio.sleep(1.0)
+    silent.freeze()  # so that it takes a while to know who runs what
+    if recovering:
         site.holder().kill()
-        for _ in range(2):
-            site.worker()
-        assert (await site.ended(job)).state is JobState.CANCELLED
-        assert site.attempts(job) == [1]
+        site.dispatcher()
+        await asyncio.sleep(1.5)
+    for node in site.workers:
+        node.kill()  # nothing will come of a stop
+    await site.eventually(lambda: site.cancel(job))
+    site.holder().kill()
+    for _ in range(2):
+        site.worker()
+    assert (await site.ended(job)).state is JobState.CANCELLED
+    assert site.attempts(job) == [1]
 
 
 async def test_what_is_cancelled_while_its_dispatcher_is_cut_off_is_not_started_when_that_is_back() -> None:
     """Nobody else takes the queue over: whoever cancels finds no dispatcher, and leaves a record."""
     async with Site() as site:
-        site.worker(slots=1)
-        node = site.dispatcher()
-        await site.taken()
-        first = await site.submit("square", {"x": 1, "seconds": 5.0})
-        await site.eventually(lambda: len(site.starts) == 1)
+        node = await site.serve(slots=1)
+        first = await site.running("square", {"x": 1, "seconds": 5.0})
         waiting = [await site.submit("square", {"x": 2}) for _ in range(3)]
         fails = await site.submit("fail", {"times": 5}, Gangline_Priority="-1000")
         await asyncio.sleep(3.0)
-        bus = site.hub.connect("client")
-        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+        async with site.client() as client:
             site.hub.disconnect(node.bus)
             assert await client.job(waiting[1], site.pool).cancel()
             assert await client.job(fails, site.pool).cancel()
@@ -242,7 +221,6 @@ async def test_what_is_cancelled_while_its_dispatcher_is_cut_off_is_not_started_
             for job in (first, waiting[0], waiting[2]):
                 assert (await site.ended(job)).state is JobState.DONE
             await site.empty()
-        await bus.close()
         assert (await site.ended(waiting[1])).state is JobState.CANCELLED
         assert site.attempts(waiting[1]) == site.attempts(fails) == []
 
@@ -251,9 +229,8 @@ async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -
     async with Site() as site:
         site.worker(slots=1)
         node = site.dispatcher()
-        first = await site.submit("square", {"x": 9, "seconds": 2.0})
+        first = await site.running("square", {"x": 9, "seconds": 2.0})
         second = await site.submit("square", {"x": 3})
-        await site.eventually(lambda: bool(site.starts))
         await site.loop.spawn(node.name, node.dispatcher.stop(grace_s=10.0))
         record = await site.result(first)
         assert record is not None and record.result == 81
@@ -320,9 +297,7 @@ async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch
     for name in ("take", "close"):
         monkeypatch.setattr(QueueRunner, name, slow(name, getattr(QueueRunner, name)))
     async with Site(unknown_after_s=3.0) as site:
-        site.worker()
-        node = site.dispatcher()
-        await site.taken()
+        node = await site.serve()
         jobs = [await site.submit("square", {"x": 3}, endpoint=f"wrok{number}") for number in range(count)]
         await site.eventually(lambda: len(node.dispatcher.queues) == count + 1)
         for job in jobs:
@@ -333,15 +308,9 @@ async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch
 
 async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() -> None:
     async with Site() as site:
-        site.worker()
-        node = site.dispatcher()
-        await site.taken()
-        long = await site.submit("square", {"x": 3, "seconds": 5.0})
-        await site.eventually(lambda: bool(site.starts))
-        stream = await site.streams.tasks()
-        (consumer,) = await stream.consumers()
-        assert await stream.delete_consumer(consumer.name)
-        removed_at = site.loop.time()
+        node = await site.serve()
+        long = await site.running("square", {"x": 3, "seconds": 5.0})
+        removed_at = await site.remove_consumer()
         # At most what workers get to come back after a restart of the server, which a takeover cannot rule out.
         assert await _next_start(site) - removed_at < 3.0
         assert (await site.ended(long)).result == 9 and site.attempts(long) == [1]
@@ -350,14 +319,10 @@ async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() ->
 
 async def test_the_levels_of_a_queue_go_with_it_and_not_with_the_next_search() -> None:
     async with Site(look_s=5.0) as site:
-        site.worker()
-        node = site.dispatcher()
-        await site.taken()
+        node = await site.serve()
         metrics = node.dispatcher.metrics
         await site.eventually(lambda: [levels.endpoint for levels in metrics.levels] == ["work"])
-        stream = await site.streams.tasks()
-        (consumer,) = await stream.consumers()
-        assert await stream.delete_consumer(consumer.name)
+        await site.remove_consumer()
         await site.eventually(lambda: node.dispatcher.statistics().counts["lost"] == 1)
         assert metrics.levels == ()
 
@@ -375,16 +340,11 @@ async def test_a_queue_that_is_lost_ends_without_waiting_for_a_server_that_confi
         await asyncio.sleep(5.0)
 
     async with Site() as site:
-        site.worker()
-        site.dispatcher()
-        await site.taken()
+        await site.serve()
         with monkeypatch.context() as patch:
             patch.setattr(QueueRunner, "drop", noted)
             patch.setattr(MemorySubscription, "drain", unconfirmed)
-            stream = await site.streams.tasks()
-            (consumer,) = await stream.consumers()
-            assert await stream.delete_consumer(consumer.name)
-            removed_at = site.loop.time()
+            removed_at = await site.remove_consumer()
             await site.eventually(lambda: bool(dropped))
         assert dropped[0] - removed_at < 3.0
         assert (await site.ended(await site.submit("square", {"x": 3}))).result == 9
@@ -404,15 +364,13 @@ def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start
     async def story() -> None:
         nonlocal holding
         async with Site() as site:
-            site.worker()
-            site.dispatcher()
-            await site.taken()
+            await site.serve()
             assert (await site.ended(await site.submit("square", {"x": 2}))).result == 4
             await asyncio.sleep(1.0)
             holding = True
             job = await site.submit("square", {"x": 3})
             await site.eventually(lambda: bool(held))
-            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+            async with site.client() as client:
                 assert await client.job(job, site.pool).cancel()
             [(queue_runner, message)] = held
             on_message(queue_runner, message)
@@ -423,81 +381,74 @@ def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start
     simulate(story())
 
 
-@simulated
-async def test_results_of_jobs_that_ended_under_the_previous_dispatcher_are_told_at_once() -> None:
+@simulated()
+async def test_results_of_jobs_that_ended_under_the_previous_dispatcher_are_told_at_once(site: Site) -> None:
     """No message of theirs will come, nor any with a higher sequence; only an earlier task still runs."""
-    async with Site() as site:
-        site.worker()
-        first = site.dispatcher()
-        await site.taken()
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            await site.submit("square", {"x": 1, "seconds": 3600.0})
-            jobs = [await client.submit("work.square", 2) for _ in range(5)]
-            for job in jobs:
-                await site.ended(job.id)
-            await site.loop.spawn(first.name, first.dispatcher.stop())
-            site.dispatcher()
-            await site.taken()
-            await asyncio.sleep(2.0)
-            asked_at = site.loop.time()
-            assert await asyncio.gather(*(job.result() for job in jobs)) == [4] * 5
-            assert site.loop.time() - asked_at < 0.5
-
-
-@simulated
-async def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatcher_has_fetched() -> None:
-    async with Site(window_tasks=16) as site:
-        site.worker(slots=1)
-        first = site.dispatcher()
-        await site.taken()
+    first = await site.serve()
+    async with site.client() as client:
         await site.submit("square", {"x": 1, "seconds": 3600.0})
-        jobs = [await site.submit("square", {"x": 2}) for _ in range(50)]
-        first.kill()
+        jobs = [await client.submit("work.square", 2) for _ in range(5)]
+        for job in jobs:
+            await site.ended(job.id)
+        await site.loop.spawn(first.name, first.dispatcher.stop())
         site.dispatcher()
         await site.taken()
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            for _ in range(25):  # from the moment in which it takes the queue
-                page = await client.jobs(states=["queued"], endpoint=site.pool, limit=1000)
-                assert [info.job for info in page.jobs] == jobs
-                await asyncio.sleep(0.02)
+        await asyncio.sleep(2.0)
+        asked_at = site.loop.time()
+        assert await asyncio.gather(*(job.result() for job in jobs)) == [4] * 5
+        assert site.loop.time() - asked_at < 0.5
+
+
+@simulated(window_tasks=16)
+async def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatcher_has_fetched(site: Site) -> None:
+    first = await site.serve(slots=1)
+    await site.submit("square", {"x": 1, "seconds": 3600.0})
+    jobs = [await site.submit("square", {"x": 2}) for _ in range(50)]
+    first.kill()
+    site.dispatcher()
+    await site.taken()
+    async with site.client() as client:
+        for _ in range(25):  # from the moment in which it takes the queue
+            page = await client.jobs(states=["queued"], endpoint=site.pool, limit=1000)
+            assert [info.job for info in page.jobs] == jobs
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "frozen"])
-@simulated
-async def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_that_it_is_not_known(how: str) -> None:
-    async with Site(window_tasks=16) as site:
-        site.worker(slots=3)
-        first = site.dispatcher()
-        await site.taken()
-        site.dispatcher()
-        running = {await site.submit("square", {"x": 1, "seconds": 3600.0}) for _ in range(3)}
-        await site.eventually(lambda: len(site.starts) == 3)
-        jobs = running | {await site.submit("square", {"x": 2}) for _ in range(20)}
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            if how == "frozen":
-                first.freeze()
-            elif how == "killed":
-                first.kill()
-            else:
-                site.loop.spawn(first.name, first.dispatcher.stop(), name="stop")
-            told: list[bool] = []
-            end = site.loop.time() + 8.0
-            while site.loop.time() < end:
-                job = next(iter(running))
-                info, why = await client.job(job, site.pool).status(), await client.job(job, site.pool).why()
-                assert info.state is JobState.RUNNING or info.reason, info
-                assert why.job.state is JobState.RUNNING or why.obstacles, why
-                page = await client.jobs(states=["running"])
-                every = await client.jobs(limit=1000)
-                assert {one.job for one in every.jobs} == jobs
-                for states in (page, every):
-                    found = {one.job for one in states.jobs if one.state is JobState.RUNNING}
-                    assert found == running or (found <= running and states.unanswered == (site.pool,))
-                told.append(bool(page.unanswered))
-                await asyncio.sleep(0.2)
-            assert not told[-1] and (any(told) or how == "stopped")
-            if how == "frozen":
-                first.thaw()
+@simulated(window_tasks=16)
+async def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_that_it_is_not_known(
+    site: Site, how: str
+) -> None:
+    first = await site.serve(slots=3)
+    site.dispatcher()
+    running = {await site.submit("square", {"x": 1, "seconds": 3600.0}) for _ in range(3)}
+    await site.eventually(lambda: len(site.starts) == 3)
+    jobs = running | {await site.submit("square", {"x": 2}) for _ in range(20)}
+    async with site.client() as client:
+        if how == "frozen":
+            first.freeze()
+        elif how == "killed":
+            first.kill()
+        else:
+            site.loop.spawn(first.name, first.dispatcher.stop(), name="stop")
+        told: list[bool] = []
+        end = site.loop.time() + 8.0
+        while site.loop.time() < end:
+            job = next(iter(running))
+            info, why = await client.job(job, site.pool).status(), await client.job(job, site.pool).why()
+            assert info.state is JobState.RUNNING or info.reason, info
+            assert why.job.state is JobState.RUNNING or why.obstacles, why
+            page = await client.jobs(states=["running"])
+            every = await client.jobs(limit=1000)
+            assert {one.job for one in every.jobs} == jobs
+            for states in (page, every):
+                found = {one.job for one in states.jobs if one.state is JobState.RUNNING}
+                assert found == running or (found <= running and states.unanswered == (site.pool,))
+            told.append(bool(page.unanswered))
+            await asyncio.sleep(0.2)
+        assert not told[-1] and (any(told) or how == "stopped")
+        if how == "frozen":
+            first.thaw()
 
 
 async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(
@@ -540,187 +491,172 @@ def kill_at_its_ack(patch: pytest.MonkeyPatch, site: Site, holder: DispatcherNod
     patch.setattr(QueueEffectExecutor, "carry_out", until_ack)
 
 
-@simulated
+@simulated()
 async def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_worker_has_forgotten_it(
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Site() as site:
-        for _ in range(2):
-            site.worker()
-        first = site.dispatcher()
-        kill_at_its_ack(monkeypatch, site, first)
-        job = await site.submit("square", {"x": 5})
-        assert (await site.ended(job)).result == 25
-        await asyncio.sleep(120.0)  # longer than workers remember
-        assert (await (await site.streams.tasks()).state()).messages == 1
-        site.dispatcher()
-        await site.empty()
-        assert site.attempts(job) == [1]
-
-
-@simulated
-async def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the message that is left would be taken for the job, and the replayed one for its repetition."""
-    async with Site() as site:
+    for _ in range(2):
         site.worker()
-        first = site.dispatcher()
-        kill_at_its_ack(monkeypatch, site, first)
-        job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
-        assert (await site.ended(job)).state is JobState.DEAD
-        bus = site.hub.connect("client")
-        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
-            with pytest.raises(JobError, match="replay it again later"):
-                await client.replay(job)  # its dispatcher might come back, and store the end once more
-            site.dispatcher()
-            await client.replay(job)
-            record = await site.ended(job)
-            await site.empty()
-        await bus.close()
-        assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
-        assert await site.dead() == []
+    first = site.dispatcher()
+    kill_at_its_ack(monkeypatch, site, first)
+    job = await site.submit("square", {"x": 5})
+    assert (await site.ended(job)).result == 25
+    await asyncio.sleep(120.0)  # longer than workers remember
+    assert (await (await site.streams.tasks()).state()).messages == 1
+    site.dispatcher()
+    await site.empty()
+    assert site.attempts(job) == [1]
 
 
-@simulated
+@simulated()
+async def test_a_letter_whose_task_nobody_acknowledged_is_replayed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the message that is left would be taken for the job, and the replayed one for its repetition."""
+    site.worker()
+    first = site.dispatcher()
+    kill_at_its_ack(monkeypatch, site, first)
+    job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+    assert (await site.ended(job)).state is JobState.DEAD
+    async with site.client() as client:
+        with pytest.raises(JobError, match="replay it again later"):
+            await client.replay(job)  # its dispatcher might come back, and store the end once more
+        site.dispatcher()
+        await client.replay(job)
+        record = await site.ended(job)
+        await site.empty()
+    assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+    assert await site.dead() == []
+
+
+@simulated()
 async def test_a_letter_is_replayed_when_its_end_is_known_to_be_stored(
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then that takes the replayed message for a repetition."""
     persist = OutcomeStore.persist
-    async with Site() as site:
-        site.worker()
-        site.dispatcher()
+    site.worker()
+    site.dispatcher()
 
-        def slowly(self: OutcomeStore, endpoint: str, entry: QueuedMessage, effect: do.Persist, answer: Answer) -> None:
-            def later(error: GanglineError | None) -> None:
-                site.loop.call_later(0.7, answer, error)
+    def slowly(self: OutcomeStore, endpoint: str, entry: QueuedMessage, effect: do.Persist, answer: Answer) -> None:
+        def later(error: GanglineError | None) -> None:
+            site.loop.call_later(0.7, answer, error)
 
-            slow = effect.kind is do.RecordKind.DEAD_LETTER
-            persist(self, endpoint, entry, effect, later if slow else answer)
+        slow = effect.kind is do.RecordKind.DEAD_LETTER
+        persist(self, endpoint, entry, effect, later if slow else answer)
 
-        monkeypatch.setattr(OutcomeStore, "persist", slowly)
-        job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
-        assert (await site.ended(job)).state is JobState.DEAD
-        bus = site.hub.connect("client")
-        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
-            began_at = site.loop.time()
-            await client.replay(job)
-            assert 0.5 < site.loop.time() - began_at < 2.0
-        await bus.close()
+    monkeypatch.setattr(OutcomeStore, "persist", slowly)
+    job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+    assert (await site.ended(job)).state is JobState.DEAD
+    async with site.client() as client:
+        began_at = site.loop.time()
+        await client.replay(job)
+        assert 0.5 < site.loop.time() - began_at < 2.0
+    record = await site.ended(job)
+    await site.empty()
+    assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+    assert await site.dead() == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@simulated()
+async def test_tasks_of_a_killed_worker_start_elsewhere_as_soon_as_its_heartbeat_has_expired(
+    site: Site, seed: int
+) -> None:
+    await site.serve(workers=2, slots=4)
+    jobs = [await site.submit("square", {"x": 2, "seconds": 5.0}) for _ in range(6)]
+    await site.eventually(lambda: len(site.starts) == 6)
+    await asyncio.sleep(seed / 10)
+    victim = site.workers[0]
+    mine = {job for job, _, worker, _ in site.starts if worker == victim.name}
+    victim.kill()
+    killed_at = site.loop.time()
+    for job in jobs:
         record = await site.ended(job)
-        await site.empty()
-        assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
-        assert await site.dead() == []
+        assert (record.state, record.result) == (JobState.DONE, 4)
+        assert site.attempts(job) == ([1, 2] if job in mine else [1])
+    again = [at for job, attempt, _, at in site.starts if attempt == 2]
+    # There are two slots left at once; the others come with the first tasks' ends.
+    assert len(again) == len(mine) and min(again) - killed_at < 3.0 + 0.5
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@simulated
-async def test_tasks_of_a_killed_worker_start_elsewhere_as_soon_as_its_heartbeat_has_expired(seed: int) -> None:
-    async with Site(seed=seed) as site:
-        for _ in range(2):
-            site.worker(slots=4)
-        site.dispatcher()
-        await site.taken()
-        jobs = [await site.submit("square", {"x": 2, "seconds": 5.0}) for _ in range(6)]
-        await site.eventually(lambda: len(site.starts) == 6)
-        await asyncio.sleep(seed / 10)
-        victim = site.workers[0]
-        mine = {job for job, _, worker, _ in site.starts if worker == victim.name}
-        victim.kill()
-        killed_at = site.loop.time()
-        for job in jobs:
-            record = await site.ended(job)
-            assert (record.state, record.result) == (JobState.DONE, 4)
-            assert site.attempts(job) == ([1, 2] if job in mine else [1])
-        again = [at for job, attempt, _, at in site.starts if attempt == 2]
-        # There are two slots left at once; the others come with the first tasks' ends.
-        assert len(again) == len(mine) and min(again) - killed_at < 3.0 + 0.5
+@simulated()
+async def test_nothing_starts_again_when_the_server_falls_silent(site: Site, seed: int) -> None:
+    await site.serve(workers=2, slots=4)
+    jobs = [await site.submit("square", {"x": 2, "seconds": 12.0}) for _ in range(6)]
+    await site.eventually(lambda: len(site.starts) == 6)
+    site.hub.freeze()
+    await asyncio.sleep(6.0 + seed / 10)
+    site.hub.thaw()
+    for job in jobs:
+        assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@simulated
-async def test_nothing_starts_again_when_the_server_falls_silent(seed: int) -> None:
-    async with Site(seed=seed) as site:
-        for _ in range(2):
-            site.worker(slots=4)
-        site.dispatcher()
-        await site.taken()
-        jobs = [await site.submit("square", {"x": 2, "seconds": 12.0}) for _ in range(6)]
-        await site.eventually(lambda: len(site.starts) == 6)
-        site.hub.freeze()
-        await asyncio.sleep(6.0 + seed / 10)
-        site.hub.thaw()
-        for job in jobs:
-            assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
-
-
-@simulated
-async def test_nothing_starts_again_of_a_worker_of_whom_nobody_but_the_ledger_hears() -> None:
+@simulated()
+async def test_nothing_starts_again_of_a_worker_of_whom_nobody_but_the_ledger_hears(site: Site) -> None:
     """As when two servers do not hear each other, and a third has the ledger: nobody listens there, it is said."""
-    async with Site() as site:
-        away, _ = site.worker(slots=4), site.worker(slots=4)
-        node = site.dispatcher()
-        await site.taken()
-        jobs = [await site.submit("square", {"x": 2, "seconds": 20.0}) for _ in range(6)]
-        await site.eventually(lambda: len(site.starts) == 6)
-        pool = node.dispatcher.router.pools[site.pool]
-        beat, answered, request = pool.beat, pool.answered, node.bus.request
-        worker = pool.core.view.workers[away.name]
+    away, _ = site.worker(slots=4), site.worker(slots=4)
+    node = site.dispatcher()
+    await site.taken()
+    jobs = [await site.submit("square", {"x": 2, "seconds": 20.0}) for _ in range(6)]
+    await site.eventually(lambda: len(site.starts) == 6)
+    pool = node.dispatcher.router.pools[site.pool]
+    beat, answered, request = pool.beat, pool.answered, node.bus.request
+    worker = pool.core.view.workers[away.name]
 
-        async def unheard(subject: str, *args: Any, **named: Any) -> Any:
-            if f".{away.name}." in subject:
-                raise NoResponders(f"nobody listens on {subject}")
-            return await request(subject, *args, **named)
+    async def unheard(subject: str, *args: Any, **named: Any) -> Any:
+        if f".{away.name}." in subject:
+            raise NoResponders(f"nobody listens on {subject}")
+        return await request(subject, *args, **named)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "beat", lambda name, sign: name == away.name or beat(name, sign))
-            patch.setattr(pool, "answered", lambda who, *more: who is worker or answered(who, *more))
-            patch.setattr(node.bus, "request", unheard)
-            await asyncio.sleep(10.0)
-            assert not worker.eligible and worker.known
-        for job in jobs:
-            assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
-
-
-@simulated
-async def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_successor() -> None:
-    async with Site() as site:
-        first = site.worker()
-        site.dispatcher()
-        job = await site.submit("square", {"x": 2, "seconds": 1.0})
-        await site.eventually(lambda: bool(site.starts))
-        first.freeze()
-        second = site.worker()
-        record = await site.ended(job)
-        assert (record.worker, record.attempts) == (f"work.{second.name}", 2)
-        await asyncio.sleep(60.0)
-        first.thaw()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "beat", lambda name, sign: name == away.name or beat(name, sign))
+        patch.setattr(pool, "answered", lambda who, *more: who is worker or answered(who, *more))
+        patch.setattr(node.bus, "request", unheard)
         await asyncio.sleep(10.0)
-        assert await site.result(job) == record
-        assert [(job, 1), (job, 2)] == sorted((job, attempt) for job, attempt, _, _ in site.ends)
+        assert not worker.eligible and worker.known
+    for job in jobs:
+        assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
+
+
+@simulated()
+async def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_successor(site: Site) -> None:
+    first = site.worker()
+    site.dispatcher()
+    job = await site.running("square", {"x": 2, "seconds": 1.0})
+    first.freeze()
+    second = site.worker()
+    record = await site.ended(job)
+    assert (record.worker, record.attempts) == (f"work.{second.name}", 2)
+    await asyncio.sleep(60.0)
+    first.thaw()
+    await asyncio.sleep(10.0)
+    assert await site.result(job) == record
+    assert [(job, 1), (job, 2)] == sorted((job, attempt) for job, attempt, _, _ in site.ends)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deleted"])
-@simulated
-async def test_a_schedule_that_is_removed_does_not_come_back_with_the_message_that_it_was_made_from(how: str) -> None:
-    async with Site() as site:
-        job = await site.submit("square", {"x": 1}, Gangline_Cron="@every 1s", Gangline_Job="tick")
-        tasks, schedules = await site.streams.tasks(), await site.streams.schedules()
-        message = await tasks.next(site.names.tasks_of(site.pool))
-        assert message is not None
-        read = read_message(site.names, message)
-        assert not isinstance(read, GanglineError)
-        # As by a dispatcher that died before it acknowledged the message; later, a duplicate is no longer known.
-        subject, given = schedule_of(site.names, message, read[0], wall=message.at)
-        await schedules.publish(subject, message.data, headers=given)
-        schedule = await schedules.last(subject)
-        assert schedule is not None
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            if how == "cancelled":
-                assert await client.job(job, site.pool).cancel()
-            else:
-                await client.delete_schedule(job)
-        assert await tasks.next(site.names.tasks_of(site.pool)) is None
-        assert await schedules.last(subject) is None
+@simulated()
+async def test_a_schedule_that_is_removed_does_not_come_back_with_the_message_that_it_was_made_from(
+    site: Site, how: str
+) -> None:
+    job = await site.submit("square", {"x": 1}, Gangline_Cron="@every 1s", Gangline_Job="tick")
+    tasks, schedules = await site.streams.tasks(), await site.streams.schedules()
+    message = await tasks.next(site.names.tasks_of(site.pool))
+    assert message is not None
+    read = read_message(site.names, message)
+    assert not isinstance(read, GanglineError)
+    # As by a dispatcher that died before it acknowledged the message; later, a duplicate is no longer known.
+    subject, given = schedule_of(site.names, message, read[0], wall=message.at)
+    await schedules.publish(subject, message.data, headers=given)
+    schedule = await schedules.last(subject)
+    assert schedule is not None
+    async with site.client() as client:
+        if how == "cancelled":
+            assert await client.job(job, site.pool).cancel()
+        else:
+            await client.delete_schedule(job)
+    assert await tasks.next(site.names.tasks_of(site.pool)) is None
+    assert await schedules.last(subject) is None
 
 
 async def _started_again(site: Site, lost: WorkerNode, job: str) -> WorkerNode:
@@ -735,91 +671,83 @@ async def _started_again(site: Site, lost: WorkerNode, job: str) -> WorkerNode:
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["while its twin runs", "when its twin has ended"])
-@simulated
-async def test_a_stream_on_a_worker_that_was_taken_for_lost_does_not_wait_for_a_reader_for_ever(ended: bool) -> None:
-    async with Site() as site:
-        lost = site.worker(slots=1)
-        site.dispatcher()
-        job = await site.submit("items", {"count": 100, "pause_s": 0.1})
-        await site.eventually(lambda: bool(site.starts))
-        other = await _started_again(site, lost, job)
-        if ended:
-            await site.ended(job)
-        lost.thaw()
-        await site.eventually(lambda: lost.worker.core.load.running == 0, within_s=5.0)
-        assert ended or other.worker.core.load.running == 1
-        assert (await site.ended(job)).state is JobState.DONE
+@simulated()
+async def test_a_stream_on_a_worker_that_was_taken_for_lost_does_not_wait_for_a_reader_for_ever(
+    site: Site, ended: bool
+) -> None:
+    lost = site.worker(slots=1)
+    site.dispatcher()
+    job = await site.running("items", {"count": 100, "pause_s": 0.1})
+    other = await _started_again(site, lost, job)
+    if ended:
+        await site.ended(job)
+    lost.thaw()
+    await site.eventually(lambda: lost.worker.core.load.running == 0, within_s=5.0)
+    assert ended or other.worker.core.load.running == 1
+    assert (await site.ended(job)).state is JobState.DONE
 
 
-@simulated
-async def test_of_two_workers_with_one_attempt_the_next_owner_stops_one() -> None:
-    async with Site() as site:
-        lost = site.worker(slots=1)
-        site.dispatcher()
-        job = await site.submit("items", {"count": 200, "pause_s": 0.1})
-        await site.eventually(lambda: bool(site.starts))
-        other = await _started_again(site, lost, job)
-        site.holder().kill()
-        lost.thaw()
-        await asyncio.sleep(2.0)
-        assert lost.worker.core.load.running == other.worker.core.load.running == 1
-        site.dispatcher()
-        await site.eventually(lambda: lost.worker.core.load.running + other.worker.core.load.running == 1, 20.0)
-        assert (await site.ended(job)).state is JobState.DONE
+@simulated()
+async def test_of_two_workers_with_one_attempt_the_next_owner_stops_one(site: Site) -> None:
+    lost = site.worker(slots=1)
+    site.dispatcher()
+    job = await site.running("items", {"count": 200, "pause_s": 0.1})
+    other = await _started_again(site, lost, job)
+    site.holder().kill()
+    lost.thaw()
+    await asyncio.sleep(2.0)
+    assert lost.worker.core.load.running == other.worker.core.load.running == 1
+    site.dispatcher()
+    await site.eventually(lambda: lost.worker.core.load.running + other.worker.core.load.running == 1, 20.0)
+    assert (await site.ended(job)).state is JobState.DONE
 
 
-@simulated
-async def test_a_worker_that_comes_back_with_what_nobody_has_started_again_goes_on_with_it() -> None:
-    async with Site() as site:
-        lost = site.worker(slots=1)
-        site.dispatcher()
-        job = await site.submit("items", {"count": 100, "pause_s": 0.1})
-        await site.eventually(lambda: bool(site.starts))
-        lost.freeze()
-        site.holder().kill()
-        site.dispatcher()
-        await asyncio.sleep(20.0)
-        lost.thaw()
-        assert (await site.ended(job)).state is JobState.DONE
-        assert site.attempts(job) == [1]
+@simulated()
+async def test_a_worker_that_comes_back_with_what_nobody_has_started_again_goes_on_with_it(site: Site) -> None:
+    lost = site.worker(slots=1)
+    site.dispatcher()
+    job = await site.running("items", {"count": 100, "pause_s": 0.1})
+    lost.freeze()
+    site.holder().kill()
+    site.dispatcher()
+    await asyncio.sleep(20.0)
+    lost.thaw()
+    assert (await site.ended(job)).state is JobState.DONE
+    assert site.attempts(job) == [1]
 
 
-@simulated
-async def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_knows_of_the_first_attempt() -> None:
-    async with Site() as site:
-        worker, first = site.worker(), site.dispatcher()
-        job = await site.submit("square", {"x": 2, "seconds": 5.0})
-        await site.eventually(lambda: bool(site.starts))
-        worker.freeze()
-        first.kill()
-        site.worker()
-        site.dispatcher()
-        record = await site.ended(job)
-        first_fence, second_fence = site.fences[job]
-        assert 0 < first_fence < second_fence == record.fence
-        worker.kill()
+@simulated()
+async def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_knows_of_the_first_attempt(
+    site: Site,
+) -> None:
+    worker, first = site.worker(), site.dispatcher()
+    job = await site.running("square", {"x": 2, "seconds": 5.0})
+    worker.freeze()
+    first.kill()
+    site.worker()
+    site.dispatcher()
+    record = await site.ended(job)
+    first_fence, second_fence = site.fences[job]
+    assert 0 < first_fence < second_fence == record.fence
+    worker.kill()
 
 
-@simulated
-async def test_a_long_task_starts_once_with_default_settings() -> None:
+@simulated()
+async def test_a_long_task_starts_once_with_default_settings(site: Site) -> None:
     seconds = float(repetitions(50, whole=200))
-    async with Site() as site:
-        for _ in range(2):
-            site.worker()
-        site.dispatcher()
-        job = await site.submit("square", {"x": 2, "seconds": seconds})
-        await asyncio.sleep(seconds - 10.0)
-        assert (await site.ended(job)).result == 4
-        assert site.attempts(job) == [1]
+    for _ in range(2):
+        site.worker()
+    site.dispatcher()
+    job = await site.submit("square", {"x": 2, "seconds": seconds})
+    await asyncio.sleep(seconds - 10.0)
+    assert (await site.ended(job)).result == 4
+    assert site.attempts(job) == [1]
 
 
 async def test_long_tasks_do_not_hoard_short_ones() -> None:
     """Two workers of one slot, a long task and seven short ones: as fast as can be."""
     async with Site() as site:
-        for _ in range(2):
-            site.worker(slots=1)
-        site.dispatcher()
-        await site.taken()
+        await site.serve(workers=2, slots=1)
         began_at = site.loop.time()
         jobs = [await site.submit("square", {"x": 2, "seconds": 7.0})]
         jobs += [await site.submit("square", {"x": 2, "seconds": 1.0}) for _ in range(7)]
@@ -837,86 +765,75 @@ async def test_calls_and_other_queues_get_their_share_of_workers_that_a_queue_ke
         await site.taken()
         for _ in range(200):
             await site.submit("square", {"x": 1, "seconds": 0.1})
-        bus = site.hub.connect("client")
-        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+        async with site.client() as client:
             first_at, ended = site.loop.time(), len(site.ends)
             for _ in range(20):
                 began_at = site.loop.time()
                 assert await client.call("work.root", 49) == 7
                 assert site.loop.time() - began_at < 2.0
             seconds = site.loop.time() - first_at
-        await bus.close()
         assert seconds > 1.0 and (len(site.ends) - ended) / seconds > 0.9 * 40, "the queue went on meanwhile"
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 30.0])
-@simulated
+@simulated()
 async def test_what_was_cancelled_while_the_owner_was_cut_off_does_not_run_also_if_it_had_nothing_to_do(
-    idle_s: float,
+    site: Site, idle_s: float
 ) -> None:
-    async with Site() as site:
-        site.worker()
-        node = site.dispatcher()
-        await site.taken()
-        await site.ended(await site.submit("square", {"x": 1}))
-        await asyncio.sleep(idle_s)
-        site.hub.split(lambda name: name == node.bus.name).notice()
-        await asyncio.sleep(1.0)
-        jobs = [await site.submit("square", {"x": x}) for x in range(3)]
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            for job in jobs[:2]:
-                assert await client.job(job, site.pool).cancel()
-            site.hub.mend()
-            await site.ended(jobs[2])
-            await asyncio.sleep(3.0)
-        assert len(site.starts) == 2
+    node = await site.serve()
+    await site.ended(await site.submit("square", {"x": 1}))
+    await asyncio.sleep(idle_s)
+    site.hub.split(lambda name: name == node.bus.name).notice()
+    await asyncio.sleep(1.0)
+    jobs = [await site.submit("square", {"x": x}) for x in range(3)]
+    async with site.client() as client:
+        for job in jobs[:2]:
+            assert await client.job(job, site.pool).cancel()
+        site.hub.mend()
+        await site.ended(jobs[2])
+        await asyncio.sleep(3.0)
+    assert len(site.starts) == 2
 
 
 @pytest.mark.parametrize(("cut_s", "busy_s"), [(0.3, 8.0), long(1.0, 30.0), long(3.0, 8.0), (6.0, 30.0)])
-@simulated
+@simulated()
 async def test_what_waited_when_it_was_cancelled_behind_the_back_of_its_owner_does_not_run(
-    cut_s: float, busy_s: float
+    site: Site, cut_s: float, busy_s: float
 ) -> None:
-    async with Site() as site:
-        site.worker(slots=1)
-        node = site.dispatcher()
-        await site.taken()
-        first = await site.submit("square", {"x": 1, "seconds": busy_s})
-        await site.eventually(lambda: bool(site.starts))
-        waits = [await site.submit("square", {"x": x}) for x in range(3)]
-        await asyncio.sleep(busy_s - cut_s - 1.0)
-        site.hub.split(lambda name: name == node.bus.name).notice()
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            await asyncio.sleep(cut_s / 2)
-            for job in waits[:2]:
-                assert await client.job(job, site.pool).cancel()
-            await asyncio.sleep(cut_s / 2)
-            site.hub.mend()
-            await site.ended(waits[2])
-        assert [job for job, *_ in site.starts] == [first, waits[2]]
-
-
-@simulated
-async def test_what_runs_when_it_is_cancelled_behind_the_back_of_its_owner_is_stopped() -> None:
-    async with Site() as site:
-        worker = site.worker(slots=1)
-        node = site.dispatcher()
-        await site.taken()
-        job = await site.submit("square", {"x": 1, "seconds": 60.0})
-        await site.eventually(lambda: bool(site.starts))
-        site.hub.split(lambda name: name == node.bus.name).notice()
-        async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
-            await asyncio.sleep(1.0)
+    node = await site.serve(slots=1)
+    first = await site.running("square", {"x": 1, "seconds": busy_s})
+    waits = [await site.submit("square", {"x": x}) for x in range(3)]
+    await asyncio.sleep(busy_s - cut_s - 1.0)
+    site.hub.split(lambda name: name == node.bus.name).notice()
+    async with site.client() as client:
+        await asyncio.sleep(cut_s / 2)
+        for job in waits[:2]:
             assert await client.job(job, site.pool).cancel()
-            site.hub.mend()
-        await site.submit("square", {"x": 2})
-        await site.eventually(lambda: worker.worker.core.load.running == 0, within_s=5.0)
-        assert (await site.ended(job)).state is JobState.CANCELLED
+        await asyncio.sleep(cut_s / 2)
+        site.hub.mend()
+        await site.ended(waits[2])
+    assert [job for job, *_ in site.starts] == [first, waits[2]]
 
 
-@simulated
+@simulated()
+async def test_what_runs_when_it_is_cancelled_behind_the_back_of_its_owner_is_stopped(site: Site) -> None:
+    worker = site.worker(slots=1)
+    node = site.dispatcher()
+    await site.taken()
+    job = await site.running("square", {"x": 1, "seconds": 60.0})
+    site.hub.split(lambda name: name == node.bus.name).notice()
+    async with site.client() as client:
+        await asyncio.sleep(1.0)
+        assert await client.job(job, site.pool).cancel()
+        site.hub.mend()
+    await site.submit("square", {"x": 2})
+    await site.eventually(lambda: worker.worker.core.load.running == 0, within_s=5.0)
+    assert (await site.ended(job)).state is JobState.CANCELLED
+
+
+@simulated()
 async def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_and_of_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
     carry_out = QueueEffectExecutor.carry_out
@@ -927,51 +844,47 @@ async def test_results_are_looked_up_of_what_was_published_before_we_could_be_as
         carry_out(self, effect)
 
     monkeypatch.setattr(QueueEffectExecutor, "carry_out", counted)
-    async with Site() as site:
-        site.worker()
-        early = await site.submit("square", {"x": 1})
-        node = site.dispatcher()
-        await site.taken()
-        at_once = await site.submit("square", {"x": 2})
-        await asyncio.sleep(0.5)
-        late = [await site.submit("square", {"x": 3}) for _ in range(3)]
-        for job in (early, at_once, *late):
-            await site.ended(job)
-        assert looked == [1, 2]
-        node.freeze()
-        await site.submit("square", {"x": 4})
-        await asyncio.sleep(1.5)
-        node.thaw()
-        await asyncio.sleep(1.0)
-        await site.ended(await site.submit("square", {"x": 5}))
-        assert looked == [1, 2, 6, 7], "nothing was to do for so long that clients may have missed us"
-        await asyncio.sleep(0.5)
-        await site.ended(await site.submit("square", {"x": 6}))
-        assert looked == [1, 2, 6, 7]
+    site.worker()
+    early = await site.submit("square", {"x": 1})
+    node = site.dispatcher()
+    await site.taken()
+    at_once = await site.submit("square", {"x": 2})
+    await asyncio.sleep(0.5)
+    late = [await site.submit("square", {"x": 3}) for _ in range(3)]
+    for job in (early, at_once, *late):
+        await site.ended(job)
+    assert looked == [1, 2]
+    node.freeze()
+    await site.submit("square", {"x": 4})
+    await asyncio.sleep(1.5)
+    node.thaw()
+    await asyncio.sleep(1.0)
+    await site.ended(await site.submit("square", {"x": 5}))
+    assert looked == [1, 2, 6, 7], "nothing was to do for so long that clients may have missed us"
+    await asyncio.sleep(0.5)
+    await site.ended(await site.submit("square", {"x": 6}))
+    assert looked == [1, 2, 6, 7]
 
 
 @pytest.mark.parametrize("window", [16, 1024])
-@simulated
-async def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(window: int) -> None:
-    async with Site(window_tasks=window) as site:
-        site.worker(slots=4)
-        first = site.dispatcher()
-        await site.taken()
-        for _ in range(130):
-            await site.submit("square", {"x": 1, "seconds": 0.1})
-        await asyncio.sleep(1.5)  # they were counted
-        stream = await site.streams.tasks()
-        for number in range(30):
-            if number == 10:
-                first.kill()
-                site.dispatcher()
-                await site.taken()
-            [stats] = site.holder().dispatcher.statistics().queues
-            stored = (await stream.state()).messages
-            assert abs(stats.depth - stored) <= 4, number
-            unread = stats.pending.get("unread", 0)
-            assert unread == stats.depth - stats.seen and (unread == 0 or stats.seen >= window - 4), number
-            await asyncio.sleep(0.04)
+@simulated()
+async def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(site: Site, window: int) -> None:
+    first = await site.serve(slots=4, window_tasks=window)
+    for _ in range(130):
+        await site.submit("square", {"x": 1, "seconds": 0.1})
+    await asyncio.sleep(1.5)  # they were counted
+    stream = await site.streams.tasks()
+    for number in range(30):
+        if number == 10:
+            first.kill()
+            site.dispatcher(window_tasks=window)
+            await site.taken()
+        [stats] = site.holder().dispatcher.statistics().queues
+        stored = (await stream.state()).messages
+        assert abs(stats.depth - stored) <= 4, number
+        unread = stats.pending.get("unread", 0)
+        assert unread == stats.depth - stats.seen and (unread == 0 or stats.seen >= window - 4), number
+        await asyncio.sleep(0.04)
 
 
 async def _publish_of_tenant(site: Site, method: str, body: str, **given: str) -> str:
@@ -984,56 +897,51 @@ async def _publish_of_tenant(site: Site, method: str, body: str, **given: str) -
 
 
 @pytest.mark.parametrize(("given", "kill"), [({}, True), ({"Gangline_Job": "work.order-7"}, False)])
-@simulated
+@simulated()
 async def test_a_tenants_task_that_a_dispatcher_of_an_earlier_version_started_is_attached_to(
-    given: dict[str, str], kill: bool
+    site: Site, given: dict[str, str], kill: bool
 ) -> None:
     """In earlier versions ids of tenants' jobs did not have the tenant in them, nor has the worker's record."""
-    async with Site() as site:
-        node = site.worker()
-        with pytest.MonkeyPatch.context() as earlier:
-            earlier.setattr(submission, "job_of_tenant", lambda job, endpoint, tenant: job)
-            first = site.dispatcher()
-            await site.taken()
-            now = await _publish_of_tenant(site, "square", '{"x": 9, "seconds": 20.0}', **given)
-            await site.eventually(lambda: bool(site.starts))
-            if kill:
-                first.kill()
-            else:
-                await site.loop.spawn(first.name, first.dispatcher.stop())
-        site.dispatcher()
+    node = site.worker()
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(submission, "job_of_tenant", lambda job, endpoint, tenant: job)
+        first = site.dispatcher()
         await site.taken()
-        record = await site.ended(now)
-        assert (record.result, record.attempts, len(site.starts)) == (81, 1, 1)
-        await site.empty()
-        draining_at = site.loop.time()
-        await site.loop.spawn(node.name, node.worker.stop())
-        assert site.loop.time() - draining_at < 3.0, "the worker has got the ACK for its record"
-
-
-@simulated
-async def test_failed_attempts_of_a_tenants_task_count_that_an_earlier_version_noted() -> None:
-    async with Site(backoff_s=30.0) as site:
-        site.worker()
-        with pytest.MonkeyPatch.context() as earlier:
-            earlier.setattr(submission, "job_of_tenant", lambda job, endpoint, tenant: job)
-            first = site.dispatcher()
-            await site.taken()
-            now = await _publish_of_tenant(site, "fail", '{"times": 1}', Gangline_Job="order-7")
-
-            async def noted() -> bool:
-                return await site.tries() == [site.names.try_key(site.pool, "order-7")]
-
-            await site.eventually(noted)
+        now = await _publish_of_tenant(site, "square", '{"x": 9, "seconds": 20.0}', **given)
+        await site.eventually(lambda: bool(site.starts))
+        if kill:
             first.kill()
-        site.dispatcher()
+        else:
+            await site.loop.spawn(first.name, first.dispatcher.stop())
+    site.dispatcher()
+    await site.taken()
+    record = await site.ended(now)
+    assert (record.result, record.attempts, len(site.starts)) == (81, 1, 1)
+    await site.empty()
+    draining_at = site.loop.time()
+    await site.loop.spawn(node.name, node.worker.stop())
+    assert site.loop.time() - draining_at < 3.0, "the worker has got the ACK for its record"
+
+
+@simulated(backoff_s=30.0)
+async def test_failed_attempts_of_a_tenants_task_count_that_an_earlier_version_noted(site: Site) -> None:
+    site.worker()
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(submission, "job_of_tenant", lambda job, endpoint, tenant: job)
+        first = site.dispatcher()
         await site.taken()
-        record = await site.ended(now)
-        assert (record.result, record.attempts) == ("at last", 2)
-        assert [attempt for _, attempt, _, _ in site.starts] == [1, 2]
-        assert site.starts[1][3] - site.starts[0][3] > 10.0, "its next attempt was not due"
+        now = await _publish_of_tenant(site, "fail", '{"times": 1}', Gangline_Job="order-7")
 
-        async def forgotten() -> bool:
-            return not await site.tries()
+        async def noted() -> bool:
+            return await site.tries() == [site.names.try_key(site.pool, "order-7")]
 
-        await site.eventually(forgotten, 200.0)
+        await site.eventually(noted)
+        first.kill()
+    site.dispatcher()
+    await site.taken()
+    record = await site.ended(now)
+    assert (record.result, record.attempts) == ("at last", 2)
+    assert [attempt for _, attempt, _, _ in site.starts] == [1, 2]
+    assert site.starts[1][3] - site.starts[0][3] > 10.0, "its next attempt was not due"
+
+    await site.forgotten_tries(200.0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
@@ -86,12 +89,32 @@ async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> 
     await bus.close()
 
 
-class Server:
-    """Answers for the consumer as told."""
+OURS = ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
+
+
+async def _no_bucket() -> KeyValue:
+    raise AssertionError("no turn is taken here")
+
+
+class Doubting:
+    """A verifier whose connection the test cuts; the server answers for the consumer as told."""
 
     def __init__(self) -> None:
+        self.hub = MemoryServer()
+        self.bus = self.hub.connect("d")
+        self.guard = DoubtMonitor(self.bus, 1.0)
         self.answers: list[ConsumerState | Exception] = []
         self.asked = 0
+        self.told: list[str] = []
+        self.verifier = OwnershipVerifier(
+            self.guard,
+            OwnershipProof(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
+            self.state,
+            doubted=lambda: self.told.append("doubted"),
+            sure=lambda: self.told.append("sure"),
+            lost=lambda: self.told.append("lost"),
+            log=logger_for("test"),
+        )
 
     async def state(self) -> ConsumerState:
         self.asked += 1
@@ -101,76 +124,42 @@ class Server:
             raise answer
         return answer
 
-
-OURS = ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
-
-
-async def _no_bucket() -> KeyValue:
-    raise AssertionError("no turn is taken here")
+    async def reconnect(self) -> None:
+        self.hub.disconnect(self.bus)
+        self.hub.reconnect(self.bus)
+        await asyncio.sleep(0)
 
 
-def verifier(guard: DoubtMonitor, server: Server) -> tuple[OwnershipVerifier, list[str]]:
-    told: list[str] = []
-    made = OwnershipVerifier(
-        guard,
-        OwnershipProof(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
-        server.state,
-        doubted=lambda: told.append("doubted"),
-        sure=lambda: told.append("sure"),
-        lost=lambda: told.append("lost"),
-        log=logger_for("test"),
-    )
-    return made, told
+@pytest.fixture
+async def doubting() -> AsyncIterator[Doubting]:
+    made = Doubting()
+    made.guard.start()
+    yield made
+    await made.verifier.stop()
+    made.guard.stop()
+    await made.bus.close()
 
 
-async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -> None:
-    hub = MemoryServer()
-    bus = hub.connect("d")
-    guard, server = DoubtMonitor(bus, 1.0), Server()
-    guard.start()
-    made, told = verifier(guard, server)
-    server.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader"), OURS]
-    hub.disconnect(bus)
-    hub.reconnect(bus)
-    await asyncio.sleep(0)
-    assert told == ["doubted"] and not made.certain
+async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes(doubting: Doubting) -> None:
+    doubting.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader"), OURS]
+    await doubting.reconnect()
+    assert doubting.told == ["doubted"] and not doubting.verifier.certain
     async with asyncio.timeout(5):
-        await made.wait()
-    assert told == ["doubted", "sure"] and server.asked == 3
-    await made.stop()
-    guard.stop()
-    await bus.close()
+        await doubting.verifier.wait()
+    assert doubting.told == ["doubted", "sure"] and doubting.asked == 3
 
 
-async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
-    hub = MemoryServer()
-    bus = hub.connect("d")
-    guard, server = DoubtMonitor(bus, 1.0), Server()
-    guard.start()
-    made, told = verifier(guard, server)
-    server.answers = [OURS, OURS]
+async def test_an_answer_from_before_a_second_doubt_does_not_count(doubting: Doubting) -> None:
+    doubting.answers = [OURS, OURS]
     for _ in range(2):
-        hub.disconnect(bus)
-        hub.reconnect(bus)
+        await doubting.reconnect()
         await asyncio.sleep(0.05)
-    await made.wait()
-    assert told == ["doubted", "sure"] and server.asked == 2
-    await made.stop()
-    guard.stop()
-    await bus.close()
+    await doubting.verifier.wait()
+    assert doubting.told == ["doubted", "sure"] and doubting.asked == 2
 
 
-async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure() -> None:
-    hub = MemoryServer()
-    bus = hub.connect("d")
-    guard, server = DoubtMonitor(bus, 1.0), Server()
-    guard.start()
-    made, told = verifier(guard, server)
-    server.answers = [ConsumerLost("gone")]
-    hub.disconnect(bus)
-    hub.reconnect(bus)
+async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure(doubting: Doubting) -> None:
+    doubting.answers = [ConsumerLost("gone")]
+    await doubting.reconnect()
     await asyncio.sleep(1)
-    assert told == ["doubted", "lost"] and not made.certain
-    await made.stop()
-    guard.stop()
-    await bus.close()
+    assert doubting.told == ["doubted", "lost"] and not doubting.verifier.certain

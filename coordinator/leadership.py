@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ..bus.port.bus import Message, NotPermitted
+from ..bus.port.bus import Conflict, KvWrite, Message, NotPermitted
 from ..bus.rpc.responder import Listening
 from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import GangReply, PingRequest
 from ..schemas.names import Names, WorkerId
-from ..schemas.records.gangs import GangState
+from ..schemas.records.gangs import GangState, LedgerComplete
 from ..schemas.records.workers import LeaseRecord
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
@@ -66,6 +66,11 @@ class Leadership:
         self._tasks = tasks = TaskSet(f"term {number}", log)
         self._over = False
         self._resigned = False
+        self._losses = 0
+        """How often the bucket has vanished."""
+        self._completing: asyncio.Future[None] | None = None
+        self._gained = False
+        """Whether the core has what the ledger had."""
         self._listening = Listening()
         self._shard_router: ShardRouter | None = None
         self._ping_round_at = float("-inf")
@@ -140,11 +145,17 @@ class Leadership:
 
     async def _take_over(self) -> None:
         context = self._context
-        if not await self._entered():
-            return
-        reading = await read_ledger(
-            context.kv, context.names, shard=context.shard, fence=lambda: context.leader.fence, log=self._log
-        )
+        while True:
+            losses = self._losses
+            if not await self._entered():
+                return
+            await self._complete(self._write_back)
+            reading = await read_ledger(
+                context.kv, context.names, shard=context.shard, fence=lambda: context.leader.fence, log=self._log
+            )
+            if losses == self._losses:
+                break
+        self._gained = True
         self._gain(reading)
         while True:
             try:
@@ -165,6 +176,77 @@ class Leadership:
             extra={"action": "coordinator.leads"},
         )  # fmt: skip
         self._on_ready()
+
+    async def _complete(self, restore: Callable[[], Awaitable[None]]) -> None:
+        """Restore a ledger that is new or was lost, and mark it as complete; returns when it is."""
+        context, key = self._context, self._context.shard.complete_key
+        while True:
+            try:
+                if await context.kv.get(key) is None:
+                    await restore()
+                    body = LedgerComplete(since=context.clock.wall).model_dump_json().encode()
+                    await self._commit([KvWrite(key=key, value=body)])
+                return
+            except NotPermitted as error:
+                self._log.warning(
+                    "the ledger cannot be restored if it is lost: %s", error, extra={"action": "ledger.not_permitted"}
+                )
+                return
+            except GanglineError as error:
+                self._log.info("the ledger is not complete yet: %s", error, extra={"action": "ledger.not_restored"})
+                await asyncio.sleep(_RETRY_S)
+
+    async def _write_back(self) -> None:
+        """Write what the mirror has and the ledger lacks.
+
+        Raises:
+            GanglineError: not everything was written.
+        """
+        context, lost = self._context, self._context.mirror.content()
+        results = await context.kv.write(lost.sets) if lost.sets else []
+        for result in results:
+            if isinstance(result, GanglineError) and not isinstance(result, Conflict):
+                raise result
+        there = {entry.key for entry in await context.kv.entries(Names.gang_key())} if lost.gangs else set[str]()
+        gangs = [batch for key, batch in lost.gangs.items() if key not in there]
+        for batch in gangs:
+            await self._commit(batch)
+        keys = [write.key for write, result in zip(lost.sets, results, strict=False) if isinstance(result, int)]
+        declared = Names.gangset_key("")
+        sets = [key.removeprefix(declared) for key in keys if key.startswith(declared)]
+        if gangs or sets:
+            self._warn("wrote back what it had", len(gangs), sets)
+
+    def _warn(self, what: str, gangs: int, sets: Sequence[str]) -> None:
+        self._log.warning(
+            "the server lost the ledger: %s, %s and %s%s", what, count_of(gangs, "gang"),
+            count_of(len(sets), "standing set"), f" ({', '.join(sorted(sets))})" if sets else "",
+            extra={"action": "ledger.restored"},
+        )  # fmt: skip
+
+    async def _commit(self, batch: Sequence[KvWrite]) -> None:
+        """One atomic batch, on the condition that we lead. Its first write must have no condition.
+
+        Raises:
+            GanglineError: nothing was written or, if that is not certain, it cannot be written later.
+        """
+        leader = self._context.leader
+        first = replace(batch[0], revision=leader.fence, condition_key=leader.key)
+        try:
+            revision = await self._context.kv.commit([first, *batch[1:]])
+        except Conflict:
+            raise
+        except GanglineError:
+            await self._executor.writer.void()
+            raise
+        self._context.mirror.committed(batch, revision)
+
+    async def _written_again(self) -> None:
+        """The core writes its gangs again, in batches that are in the queue now."""
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            if not self.core.writing:
+                return
 
     async def _entered(self) -> bool:
         """Whether our pools are still ours; if not, another shard took them because it believed us dead."""
@@ -287,10 +369,16 @@ class Leadership:
 
     async def _restored(self, fence: int) -> None:
         """The bucket vanished; our record is in a new one."""
-        self._log.warning("the ledger was lost: writing it again", extra={"action": "ledger.restored"})
+        self._losses += 1
+        if not self._gained:
+            return  # it is read again
+        self._warn("writing it again", len(self.core.gangs()), self._sets.names)
         self.feed(on.LedgerVanished(**self._context.clock.moment(), fence=fence))
         if await self._entered():
             await self._sets.restore()
+            if self._completing is not None:
+                self._completing.cancel()  # it was about an earlier loss
+            self._completing = self._tasks.start(self._complete(self._written_again))
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
 from .election.leader_record import LeaderKey
 from .leadership import Leadership
+from .ledger.storage import LedgerMirror
 from .ledger.worker_registry import WorkerRegistry
 from .server.effect_executor import CoordinatorContext
 from .server.request_server import LateRequests
@@ -151,6 +152,7 @@ class Coordinator(Service[CoordinatorState]):
         clock = EventClock(self.ambient)
         registry = ShardRegistry(kv, self.shard, clock, self._log)
         leader = LeaderKey(kv, self.shard.leader_key)
+        mirror = LedgerMirror(kv, self.names, self.shard, self._log)
         worker_registry = WorkerRegistry(kv, self.names, self.shell, self._log, shard=self.shard)
         elector = Elector(
             kv,
@@ -178,6 +180,7 @@ class Coordinator(Service[CoordinatorState]):
             names=self.names,
             clock=clock,
             leader=leader,
+            mirror=mirror,
             worker_registry=worker_registry,
             elector=elector,
             settings=self.settings,
@@ -191,7 +194,7 @@ class Coordinator(Service[CoordinatorState]):
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
-        for step in (registry.start, worker_registry.start, self._nats_service.start):
+        for step in (registry.start, worker_registry.start, mirror.start, self._nats_service.start):
             await patiently(step)
         self.state = CoordinatorState.STANDBY
         self._log.info("joined the election", extra={"action": "coordinator.started"})
@@ -206,6 +209,7 @@ class Coordinator(Service[CoordinatorState]):
                     await self.term.prepare_to_leave()
                 await context.elector.stop()
                 await context.worker_registry.stop()
+                await context.mirror.stop()
                 await context.registry.stop()
             await self._nats_service.stop()
             await self._background.rest()

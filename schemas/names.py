@@ -42,6 +42,7 @@ key                                                         value
 `limit.<pool>.<method>`                                     LimitRecord: shares of a limit over all workers
 `leader`, `leader_alive`                                    LeaderRecord, LeaderAlive; the latter expires after 2 s
 `leader.<shard>`, `leader_alive.<shard>`                    the same for each shard, if coordinators are sharded
+`complete`, `complete.<shard>`                              LedgerComplete: a ledger without it was lost, or is new
 `shards`                                                    ShardMap: which shard owns which pools
 `gang.<gang>`                                               GangRecord
 `member.<pool>.<worker>.<gang>`                             MemberRecord
@@ -678,6 +679,7 @@ class Names:
 
     leader_key = "leader"
     leader_alive_key = "leader_alive"
+    complete_key = "complete"
     shards_key = "shards"
 
     @staticmethod
@@ -688,6 +690,13 @@ class Names:
     @staticmethod
     def leader_alive_key_of(shard: str) -> str:
         return f"{Names.leader_alive_key}.{check_name(shard, 'shard')}" if shard else Names.leader_alive_key
+
+    @staticmethod
+    def complete_key_of(shard: str) -> str:
+        """`*`: of all shards."""
+        if shard == "*":
+            return f"{Names.complete_key}.*"
+        return f"{Names.complete_key}.{check_name(shard, 'shard')}" if shard else Names.complete_key
 
     @staticmethod
     def gang_key(gang: str = "*") -> str:

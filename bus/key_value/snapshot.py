@@ -82,8 +82,11 @@ async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) ->
     Returns:
         None: there are more than `most` keys.
     """
-    listed = await asyncio.gather(*(_names(bucket, pattern) for pattern in patterns))
-    keys = sorted(set().union(*listed))
+    operation, what = f"STREAM.INFO.{bucket.stream}", f"list {bucket.name}"
+    filters = [{"subjects_filter": bucket.prefix + pattern} for pattern in patterns]
+    answers = await asyncio.gather(*(bucket.bus.api.call(operation, query, what=what) for query in filters))
+    subjects = {subject for answer in answers for subject in answer["state"].get("subjects") or ()}
+    keys = sorted(subject[len(bucket.prefix) :] for subject in subjects)
     if len(keys) > most:
         return None
     found: list[StoredEntry] = []
@@ -91,12 +94,6 @@ async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) ->
         read = await asyncio.gather(*map(bucket.stored, keys[start : start + _MOST_READ]))
         found += [stored for stored in read if stored is not None]
     return found
-
-
-async def _names(bucket: BucketOwner, pattern: str) -> list[str]:
-    query = {"subjects_filter": bucket.prefix + pattern}
-    answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", query, what=f"list {bucket.name}")
-    return [subject[len(bucket.prefix) :] for subject in answer["state"].get("subjects") or ()]
 
 
 async def newest(bucket: BucketOwner, pattern: str, limit: int, before: int | None) -> list[KvEntry]:

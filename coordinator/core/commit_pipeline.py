@@ -110,7 +110,10 @@ class CommitPipeline:
         if pending.kind is CommitKind.END:
             return end_writes(ledger, pending.record) if pending.record is not None else None
         if pending.kind is CommitKind.STATUS:
-            return (ledger.fenced(Names.gangset_status_key(pending.gangset), self._sets.status(pending.gangset)),)
+            status = self._sets.status(pending.gangset)
+            if status is None and pending.gangset in self._state.sets:
+                return None  # the last attempt failed, and it is described again when something happens
+            return (ledger.fenced(Names.gangset_status_key(pending.gangset), status),)
         still = tuple(item for item in pending.leaked if self._state.is_leaked(*item))
         return sweep_writes(ledger, still) if still else None
 

@@ -195,6 +195,11 @@ class SchedulerCore:
             "commits_waiting": len(scheduler_state.ledger.line),
         }
 
+    @property
+    def writing(self) -> bool:
+        """Whether batches are waiting or in flight."""
+        return self._state.ledger.busy or bool(self._state.ledger.line)
+
     def check(self) -> None:
         """Assert the invariants; for tests."""
         check(self._state)

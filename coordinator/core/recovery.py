@@ -163,8 +163,9 @@ class LedgerRecovery:
         closes."""
         scheduler_state = self._state
         scheduler_state.ledger.fence = event.fence
-        for name in scheduler_state.sets:
-            scheduler_state.ledger.push_status(name)
+        for name, of_set in scheduler_state.sets.items():
+            of_set.status = None  # so that it is written again
+            scheduler_state.sets_to_look_at[name] = None
         for gang in scheduler_state.gangs.values():
             if gang.step in (GangStep.COMMITTING, GangStep.REJOINING):
                 gang.lost_record = gang.persisted

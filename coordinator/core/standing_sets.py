@@ -84,7 +84,7 @@ class StandingSets:
         """Its status could not be written. Retry only when something happens to the set: nothing depends on the status,
         and we may lack the permission."""
         of_set = self._state.sets.get(name)
-        if of_set is not None:
+        if of_set is not None and not self._state.ledger.waits_status(name):
             of_set.status = None
 
     def status(self, name: str) -> GangSetStatus | None:

@@ -5,7 +5,8 @@ everything that the leader writes. `leader_alive` expires `alive_ttl_s` after it
 
 1. A claim is a compare-and-set on `leader` with a higher term: of two candidates that saw the same leader, one wins.
 2. Nobody claims while `leader_alive` exists, nor before a random wait after it is gone. Terms grow, even if the bucket
-   is lost: the first term in a new bucket is the Unix time.
+   is lost: the first term in a new bucket is the Unix time. There, whoever led last claims first, since it knows best
+   what was lost: others wait for `alive_ttl_s` more.
 3. A leader trusts its leadership until `alive_ttl_s - margin_s` after the *start* of its last renewal that succeeded,
    on its own monotonic clock. It stops before the key can expire, without asking anybody. If it still writes (frozen
    between the look at the clock and the write), the server refuses the write: law L9 does not rely on clocks.
@@ -212,6 +213,8 @@ class ElectionCore:
         self.trusted_until = float("-inf")
         """Monotonic; while leader."""
         self._revision = 0
+        self._led_last = ""
+        """The instance that led last, as far as we know."""
         self._wait_until = float("-inf")
         self._renew_at = float("inf")
         self._renewing = False
@@ -269,9 +272,12 @@ class ElectionCore:
         if self.role is ElectionRole.CLAIMING and ours:
             return self._won(event, event.revision)  # the claim whose answer was lost
         self._revision = event.revision
+        wait_s = event.draw * self.settings.jitter_s
         if record is not None:
-            self.term = record.term
+            self.term, self._led_last = record.term, record.instance
         else:
+            if self._led_last not in ("", self.instance):
+                wait_s += self.settings.alive_ttl_s
             # None was ever written, or the bucket was lost, perhaps with terms unknown to us. Ids and attempt numbers
             # contain the term, and workers remember past ones.
             self.term = max(self.term, int(event.wall))
@@ -282,7 +288,7 @@ class ElectionCore:
             return [self._wake()]
         if self.role is not ElectionRole.CANDIDATE:
             self.role = ElectionRole.CANDIDATE
-            self._wait_until = max(self._wait_until_retry(event), event.now + event.draw * self.settings.jitter_s)
+            self._wait_until = max(self._wait_until_retry(event), event.now + wait_s)
         if event.now >= self._wait_until:
             return self._claim(event)
         return [self._wake()]
@@ -300,6 +306,7 @@ class ElectionCore:
     def _won(self, event: ElectionEvent, revision: int) -> list[ElectionEffect]:
         self.role = ElectionRole.LEADER
         self.term += 1
+        self._led_last = self.instance
         self._revision = revision
         # `leader_alive` does not exist until the first renewal, so others may claim: then we are deposed and fenced.
         self.trusted_until = event.now + self.settings.alive_ttl_s - self.settings.margin_s

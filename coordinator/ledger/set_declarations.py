@@ -58,6 +58,11 @@ class SetDeclarations:
         self._subscription: Subscription | None = None
         self._ended = False
 
+    @property
+    def names(self) -> list[str]:
+        """Of the sets that are declared, as far as we know."""
+        return [key.partition(".")[2] for key in self._standing]
+
     async def start(self, standing: dict[str, bytes]) -> None:
         """Follow, starting from what was read.
 

@@ -1,29 +1,34 @@
 """The ledger: read as a whole by a new leader, and written one batch at a time, as the core decides. Each batch is
-conditional on leadership."""
+conditional on leadership. A mirror of it outlives the server that loses it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvWrite
+from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
+from ...bus.port.subjects import Subscription
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId
-from ...schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, MemberRecord
+from ...schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, GangState, MemberRecord, Seat
 from ...schemas.records.workers import Heartbeat, Record, Registration, complaint
 from ...telemetry.logs import Log
 from ..election.leader_record import LeaderKey, LeaderLost, LedgerLost
 from ..model import effects as do
 from ..model import events as on
+from ..model.commits import member_of
 from ..sharding.shards import WHOLE, Shard
 
 _RETRY_S: Final = 0.1
+_FORGET_S: Final = 1.0
+"""How long deletions are collected before the mirror looks whether the ledger is complete."""
+_MIRRORED: Final = (Names.gang_key(""), Names.gangset_key(""), Names.gangset_status_key(""))
 R = TypeVar("R", bound=Record)
 
 
@@ -176,12 +181,14 @@ class GangLedgerWriter:
         clock: EventClock,
         tasks: TaskSet,
         *,
+        committed: Callable[[Sequence[KvWrite], int], None],
         feed: Callable[[on.Happening], None],
         deposed: Callable[[], None],
         log: Log,
     ) -> None:
         """
         Args:
+            committed: called with each batch that was written, and its last revision.
             feed: gives an event to the core.
             deposed: called when a write shows that another process leads.
         """
@@ -189,6 +196,7 @@ class GangLedgerWriter:
         self._leader = leader
         self._clock = clock
         self._tasks = tasks
+        self._committed = committed
         self._feed = feed
         self._deposed = deposed
         self._log = log
@@ -201,8 +209,9 @@ class GangLedgerWriter:
 
     async def _commit(self, effect: do.Commit) -> None:
         ids = {"gang": effect.gang, "what": effect.what}
+        writes = [_write(write) for write in effect.writes]
         try:
-            revision = await self._kv.commit([_write(write) for write in effect.writes])
+            revision = await self._kv.commit(writes)
         except Conflict as error:
             extra = {"action": "gang.commit_refused", **ids}
             self._log.info("a commit was refused: %s", error, extra=extra)
@@ -212,6 +221,7 @@ class GangLedgerWriter:
             self._log.warning("a commit was not answered: %s", error, extra=extra)
             self._feed(on.CommitUnknown(**self._clock.moment(), number=effect.number))
         else:
+            self._committed(writes, revision)
             self._feed(on.Committed(**self._clock.moment(), number=effect.number, revision=revision))
 
     async def _refence(self, effect: do.WriteFence) -> None:
@@ -233,6 +243,19 @@ class GangLedgerWriter:
                     )
                 )
                 return
+
+    async def void(self) -> None:
+        """Ensure that no batch that we have sent can be written later. Repeat until it succeeds or the term ends."""
+        while True:
+            try:
+                await self._rewritten()
+                return
+            except LeaderLost:
+                self._deposed()
+                return
+            except GanglineError as error:
+                self._log.info("the fence was not renewed: %s", error, extra={"action": "leader.refence_failed"})
+                await asyncio.sleep(_RETRY_S)
 
     async def _rewritten(self) -> int:
         try:
@@ -256,3 +279,136 @@ def _write(write: do.LedgerWrite) -> KvWrite:
         revision=write.revision,
         condition_key=write.condition_key,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostLedger:
+    """What is to be written back."""
+
+    gangs: dict[str, list[KvWrite]]
+    """By key: the batch that writes it, not yet conditional on leadership."""
+    sets: list[KvWrite]
+    """Their declarations and statuses."""
+
+
+class LedgerMirror:
+    """A copy of what the ledger last had of gangs and standing sets. Every coordinator keeps one, whether it leads or
+    not, so that whoever leads next can write it back if the ledger was lost with its server. The records of members are
+    not copied but made from that of their gang: two watches may be at different revisions, which would break L7.
+
+    1. A key is forgotten only if its deletion was seen and the ledger was complete after that: a lost bucket looks like
+       one in which everything was deleted, but nobody has marked it as complete yet.
+    2. It is written back only to a ledger that is not complete, and never over what is there or was deleted there.
+    """
+
+    def __init__(self, kv: KeyValue, names: Names, shard: Shard, log: Log) -> None:
+        self._kv = kv
+        self._names = names
+        self._shard = shard
+        self._complete_key = shard.complete_key
+        self._log = log
+        self._entries: dict[str, KvEntry] = {}
+        self._deleted: set[str] = set()
+        """Keys of these that are gone from the bucket."""
+        self._tasks = TaskSet("ledger mirror", log)
+        self._forgetting = False
+        self._subscriptions: list[Subscription] = []
+
+    def __repr__(self) -> str:
+        return f"<LedgerMirror {len(self._entries)} keys, {len(self._deleted)} of them deleted or lost>"
+
+    async def start(self) -> None:
+        """Follow.
+
+        Raises:
+            Unavailable: the ledger cannot be followed. Nothing is left of the attempt, so it may be repeated.
+        """
+        patterns = (Names.gang_key(), Names.gangset_key(), Names.gangset_status_key())
+        try:
+            for pattern in patterns:
+                self._subscriptions.append(await self._kv.watch(pattern, self._on_entry))
+        except BaseException:
+            await self._unsubscribe()
+            raise
+
+    async def stop(self) -> None:
+        """Idempotent, and safe before `start`."""
+        await self._unsubscribe()
+        self._tasks.cancel()
+        await self._tasks.rest()
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+    def committed(self, batch: Sequence[KvWrite], revision: int) -> None:
+        """We wrote this batch, the last of it at this revision: its members may start before the watch reports it."""
+        for at, write in enumerate(batch, revision - len(batch) + 1):
+            if write.value is not None and write.key.startswith(_MIRRORED):
+                self._on_entry(KvEntry(key=write.key, value=write.value, revision=at))
+
+    def _on_entry(self, entry: KvEntry) -> None:
+        known = self._entries.get(entry.key)
+        if known is not None and entry.revision < known.revision:
+            return  # older than what we wrote
+        if entry.operation is KvOperation.PUT:
+            self._entries[entry.key] = entry
+            self._deleted.discard(entry.key)
+        elif known is not None:
+            self._deleted.add(entry.key)
+            if not self._forgetting:
+                self._forgetting = True
+                self._tasks.start(self._forget())
+
+    async def _forget(self) -> None:
+        try:
+            while self._deleted:
+                await asyncio.sleep(_FORGET_S)
+                deleted = set(self._deleted)
+                try:
+                    complete = await self._kv.get(self._complete_key) is not None
+                except GanglineError as error:
+                    self._log.debug("cannot read the ledger: %s", error, extra={"action": "mirror.read_failed"})
+                    complete = False
+                for key in deleted & self._deleted if complete else ():  # what was written again meanwhile stays
+                    self._deleted.discard(key)
+                    self._entries.pop(key, None)
+        finally:
+            self._forgetting = False
+
+    def content(self) -> LostLedger:
+        """The gangs and sets of our shard. What has ended is not among them."""
+        reading = _of_shard(_sorted(self._entries.values(), self._names, self._log), self._shard)
+        gangs = {
+            Names.gang_key(gang.id): self._writes(gang, revision)
+            for gang, revision in reading.gangs
+            if gang.state is not GangState.ENDED
+        }
+        sets = [_raw(key, reading.raw_sets[key]) for key in (Names.gangset_key(name) for name, _ in reading.sets)]
+        statuses = [_new(Names.gangset_status_key(name), status) for name, status in reading.statuses]
+        return LostLedger(gangs=gangs, sets=[*sets, *statuses])
+
+    def _writes(self, gang: GangRecord, revision: int) -> list[KvWrite]:
+        seats: dict[WorkerId, list[Seat]] = {}
+        for seat in gang.seats if gang.state in (GangState.FORMED, GangState.RETIRING) else ():
+            seats.setdefault(WorkerId(seat.pool, seat.worker), []).append(seat)
+        members = [
+            KvWrite(key=self._names.member_key(worker, gang.id), value=_body(member_of(gang.id, gang.generation, here)))
+            for worker, here in seats.items()
+        ]
+        # By default the fence is the revision, which the new record does not have.
+        record = gang.model_copy(update={"fence": gang.fence_at(revision)}) if gang.seats else gang
+        return [*members, KvWrite(key=Names.gang_key(gang.id), value=_body(record))]
+
+
+def _new(key: str, record: Record) -> KvWrite:
+    return _raw(key, _body(record))
+
+
+def _body(record: Record) -> bytes:
+    return record.model_dump_json().encode()
+
+
+def _raw(key: str, value: bytes) -> KvWrite:
+    return KvWrite(key=key, value=value, revision=0, revives=False)

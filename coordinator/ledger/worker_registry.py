@@ -111,6 +111,8 @@ class WorkerRegistry:
         self._up_since = self._loop.time()
         """Start of the time in which the live feed has missed nothing."""
         self._connected = True
+        self._connected_at = _NEVER
+        """When the connection came back."""
         self._freeze = FreezeDetector(_TICK_S + _STALL_S, self._loop.time())
         self._pulling = asyncio.Lock()
         self._pulled_at = _NEVER
@@ -155,7 +157,7 @@ class WorkerRegistry:
     def on_connection(self, event: ConnectionEvent) -> None:
         """Without a connection no worker can be heard, and that is not the workers' fault."""
         self._connected = event is ConnectionEvent.RECONNECTED
-        self._up_since = self._loop.time()
+        self._up_since = self._connected_at = self._loop.time()
         self._leaving.clear()  # a server that was away may have lost the keys
         self._silent.clear_all()
 
@@ -220,6 +222,12 @@ class WorkerRegistry:
         if entry is not None:
             entry.heard_at = self._loop.time()
             self._silent.clear(worker)
+
+    @property
+    def reconnecting(self) -> bool:
+        """Whether workers may still be on their way back: we have just reconnected, so it is no proof that nobody
+        subscribes there."""
+        return self._loop.time() - self._connected_at < self._settings.silence_s
 
     def outage(self) -> None:
         """Storage did not answer: workers may have been unable to write or to send heartbeats, too."""

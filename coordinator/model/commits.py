@@ -106,8 +106,12 @@ class CommitQueue:
 
     def push_status(self, gangset: str) -> None:
         """Write the status of that set, once, however often it changes until then."""
-        if not any(pending.kind is CommitKind.STATUS and pending.gangset == gangset for pending in self.line):
+        if not self.waits_status(gangset):
             self.push(CommitKind.STATUS, "", gangset=gangset)
+
+    def waits_status(self, gangset: str) -> bool:
+        """The status of that set is in the queue."""
+        return any(pending.kind is CommitKind.STATUS and pending.gangset == gangset for pending in self.line)
 
     def fenced(self, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=self.leader_key, revision=self.fence)
@@ -165,7 +169,8 @@ def record_to_be(gang: ManagedGang, attempt: HoldAttempt, wall: float) -> GangRe
     )
 
 
-def _member(gang_id: str, generation: int, here: list[Seat]) -> MemberRecord:
+def member_of(gang_id: str, generation: int, here: list[Seat]) -> MemberRecord:
+    """The member record of one worker, which has these seats."""
     held = tuple(HeldSeat(rank=s.rank, part=s.part, slots=s.slots, token=s.token) for s in here)
     return MemberRecord(gang=gang_id, generation=generation, epoch=here[0].epoch, seats=held)
 
@@ -177,7 +182,7 @@ def grants(
     return [
         LedgerWrite(
             key=Names.member_key(worker, gang_id),
-            record=_member(gang_id, generation, here),
+            record=member_of(gang_id, generation, here),
             condition_key=_NAMES.registration_key(worker),
             revision=revisions[worker],
         )
@@ -200,7 +205,7 @@ def rewrites(ledger: CommitQueue, gang: ManagedGang) -> tuple[LedgerWrite, ...]:
     if gang.step in GRANTED:
         by_worker = gang.seats_by_worker.items()
         members = [
-            LedgerWrite(key=Names.member_key(w, gang.id), record=_member(gang.id, gang.generation, here))
+            LedgerWrite(key=Names.member_key(w, gang.id), record=member_of(gang.id, gang.generation, here))
             for w, here in by_worker
         ]
     return (*members, ledger.fenced(Names.gang_key(gang.id), record_of(gang, gang.state)))

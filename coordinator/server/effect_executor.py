@@ -35,7 +35,7 @@ from ...telemetry.metrics.coordinator import CoordinatorMetrics
 from ..core.gang_core import SchedulerCore
 from ..election.elector import Elector
 from ..election.leader_record import LeaderKey
-from ..ledger.storage import GangLedgerWriter
+from ..ledger.storage import GangLedgerWriter, LedgerMirror
 from ..ledger.worker_registry import WorkerRegistry
 from ..model import effects as do
 from ..model import events as on
@@ -65,6 +65,7 @@ class WorkerRpc:
         channel: Callable[[WorkerId], str],
         heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
+        reconnecting: Callable[[], bool],
         observer: GangTracer,
         times: GenerationTimes,
         log: Log,
@@ -75,6 +76,7 @@ class WorkerRpc:
             channel: the channel in a worker's registration; empty if there is none.
             heard: called when a worker answers.
             doubt: called when nobody subscribes to a worker's subject.
+            reconnecting: whether that may only mean that the worker has not reconnected yet, unlike us.
             observer: sees each answer; for traces.
             times: is told what the tasks of stopped ranks have spent their time on.
         """
@@ -87,6 +89,7 @@ class WorkerRpc:
         self._channel = channel
         self._heard = heard
         self._doubt = doubt
+        self._reconnecting = reconnecting
         self._observer = observer
         self._times = times
         self._log = log
@@ -260,7 +263,7 @@ class WorkerRpc:
         if isinstance(reply, GanglineError):
             cause = reply.cause if isinstance(reply, _NotReached) else reply
             self._missed(effect.worker, Operation.PING, cause)
-            if isinstance(cause, NoResponders):
+            if isinstance(cause, NoResponders) and not self._reconnecting():
                 self._feed(on.PingUnanswered(**self._clock.moment(), worker=effect.worker))
             return
         behind = reply.missing.keys() | reply.starting.keys()
@@ -341,6 +344,7 @@ class CoordinatorContext:
     names: Names
     clock: EventClock
     leader: LeaderKey
+    mirror: LedgerMirror
     worker_registry: WorkerRegistry
     elector: Elector
     settings: CoordinatorSettings
@@ -402,12 +406,16 @@ class GangEffectExecutor:
             channel=worker_registry.channel,
             heard=worker_registry.heard,
             doubt=worker_registry.doubt,
+            reconnecting=lambda: worker_registry.reconnecting,
             observer=traces,
             times=self._times,
             log=log,
         )
         deposed = context.elector.deposed
-        self._writer = GangLedgerWriter(context.kv, context.leader, clock, tasks, feed=feed, deposed=deposed, log=log)
+        self.writer = GangLedgerWriter(
+            context.kv, context.leader, clock, tasks,
+            committed=context.mirror.committed, feed=feed, deposed=deposed, log=log,
+        )  # fmt: skip
         self.request_server = RequestServer(
             bus,
             context.kv,
@@ -450,7 +458,7 @@ class GangEffectExecutor:
 
     def _commit(self, effect: do.Commit) -> None:
         self.gauges.committing(effect)
-        self._writer.commit(effect)
+        self.writer.commit(effect)
 
     def _stop(self, effect: do.StepDown) -> None:
         self._log.info("no longer leads: %s", effect.reason, extra={"action": "coordinator.yields"})
@@ -492,7 +500,7 @@ HANDLERS: Final[dict[type[do.Effect], Callable[[GangEffectExecutor, Any], None]]
     do.ReleaseHold: lambda executor, effect: executor.worker_rpc.unhold(effect),
     do.SendReserve: lambda executor, effect: executor.worker_rpc.keep(effect),
     do.Commit: GangEffectExecutor._commit,
-    do.WriteFence: lambda executor, effect: executor._writer.refence(effect),
+    do.WriteFence: lambda executor, effect: executor.writer.refence(effect),
     do.SendForm: GangEffectExecutor._form,
     do.SendTeardown: lambda executor, effect: executor.worker_rpc.teardown(effect),
     do.PingWorker: lambda executor, effect: executor.worker_rpc.ping(effect),

@@ -47,6 +47,10 @@ class Shard:
     def leader_alive_key(self) -> str:
         return Names.leader_alive_key_of(self.name)
 
+    @property
+    def complete_key(self) -> str:
+        return Names.complete_key_of(self.name)
+
     def keeps(self, pool: str) -> bool:
         return self.pools is None or pool in self.pools
 

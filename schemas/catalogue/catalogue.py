@@ -217,6 +217,7 @@ def _records() -> list[Channel]:
         ("limit", _key(ledger, names.limit_key(_WORKER.pool, "METHOD0")), records.LimitRecord),
         ("leader", _key(ledger, names.leader_key), gangs.LeaderRecord),
         ("leader_alive", _key(ledger, names.leader_alive_key), gangs.LeaderAlive),
+        ("complete", _key(ledger, names.complete_key), gangs.LedgerComplete),
         ("gang", _key(ledger, names.gang_key("GANG0")), gangs.GangRecord),
         ("member", _key(ledger, names.member_key(_WORKER, "GANG0")), gangs.MemberRecord),
         ("gangset", _key(ledger, names.gangset_key("GANGSET0")), gangs.GangSetRecord),

@@ -379,9 +379,13 @@ def _coordinator(names: Names) -> Permissions:
         "leader.*",
         "leader_alive",
         "leader_alive.*",
+        "complete",
+        "complete.*",
         "shards",
         "gang.*",
         "member.*.*.*",
+        # Those that were lost with their server.
+        "gangset.*",
         "gangset_status.*",
     )
     leading = Permissions(

@@ -391,6 +391,14 @@ class MemberRecord(Record):
     seats: tuple[HeldSeat, ...]
 
 
+class LedgerComplete(Record):
+    """`complete`: the ledger has all that coordinators knew when it was created. It is lost with everything else, so a
+    ledger without it has to be written back first, and proves nothing by what it lacks."""
+
+    since: float = 0.0
+    """Unix time."""
+
+
 class LeaderRecord(Record):
     """`leader`: changed only by compare-and-set. Its revision fences everything that a coordinator writes."""
 

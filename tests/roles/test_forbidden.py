@@ -94,6 +94,7 @@ PUBLISH: dict[str, set[Role]] = {
     f"{LEDGER}.gang.g": {C},
     f"{LEDGER}.leader": {C},
     f"{LEDGER}.leader_alive.east": {C},
+    f"{LEDGER}.gangset.s": {C},
     f"{RESULTS}.result.j": {D},
     f"{RESULTS}.result.images.j": {D},
     f"{RESULTS}.try.images.j": {D},

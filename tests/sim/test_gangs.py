@@ -9,7 +9,12 @@ import pytest
 
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import Breaking, GangKind
-from gangline.testing.sim.plan.histories import draw_repairs_plan, draw_roll_plan
+from gangline.testing.sim.plan.histories import (
+    draw_lost_ledger_plan,
+    draw_repairs_plan,
+    draw_roll_plan,
+    is_busy_when_the_ledger_is_lost,
+)
 from gangline.testing.sim.plan.plan import COORDINATOR_FAULTS, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
@@ -44,6 +49,14 @@ def test_no_law_is_broken_by_gangs(seeds):
 def test_no_law_is_broken_by_a_second_fault_during_a_repair(draw, seed):
     report = run(seed, plan=draw(seed))
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + int(os.environ.get("SIM_LOST", repetitions(2, whole=40)))))
+def test_no_law_is_broken_and_no_gang_ends_when_the_ledger_is_lost(seed):
+    report = run(seed, plan=draw_lost_ledger_plan(seed))
+    assert report.ok, str(report)
+    if not is_busy_when_the_ledger_is_lost(seed):
+        assert report.gangs == {"formed": 6, "torn down": 6, "torn: replaced": 2, "torn: released": 1}, "2 members each"
 
 
 def test_plans_with_gangs_are_those_without_and_more():

@@ -31,6 +31,10 @@ from ..slots.gang_core import LocalMember, TentativeHold, WorkerGangCore
 RETRY_S = 0.1
 RETRY_MAX_S = 1.0
 STANDING = (GangState.FORMED, GangState.RETIRING)
+LOST_S = 30.0
+"""How long a ledger that was lost with its server may take to be written back by a coordinator."""
+MISSING_S = 2.0
+"""How long a gang must be missing from a complete ledger."""
 MIN_TTL_S = 10.0
 """The same as in the coordinator: members get at least this time to live."""
 
@@ -49,6 +53,7 @@ class GangReconciler:
         form: Callable[[FormRequest], str | None],
         free: Callable[[TentativeHold], None],
         end: Callable[[LocalMember, str, bool], None],
+        missing: Callable[[LocalMember, str], None],
         changed: Callable[[], None],
         ambient: Environment,
         log: Log,
@@ -58,6 +63,7 @@ class GangReconciler:
             form: carries out the operation `form`; returns why not, or None.
             free: called when nothing was committed for this hold.
             end: called when the member's gang is over, with the reason. True: we decided that alone, so report it.
+            missing: called before that if the ledger lacks the gang: perhaps no coordinator knows that it ended.
             changed: called when deadlines of the core have moved.
         """
         self._kv = kv
@@ -68,11 +74,14 @@ class GangReconciler:
         self._form = form
         self._free = free
         self._end = end
+        self._missing = missing
         self._changed = changed
         self._ambient = ambient
         self._log = log
         self._looks = TaskSet("gang reconciler")
         self._looking: set[LocalMember] = set()
+        self._missing_since: dict[LocalMember, float] = {}
+        """Members whose gang the ledger lacks."""
 
     def resolve(self, hold: TentativeHold) -> None:
         """The hold's time is over: find out whether it was committed."""
@@ -130,9 +139,11 @@ class GangReconciler:
     async def _look(self, member: LocalMember) -> None:
         try:
             found: tuple[GangRecord, int] | None = None
-            unreadable = ""
+            unreadable, complete = "", True
             try:
                 found = _gang_of(await self._kv.get(self._names.gang_key(member.gang)))
+                if found is None:
+                    complete = bool(await self._kv.entries(Names.complete_key, Names.complete_key_of("*")))
             except ClosedError:
                 return
             except (Unavailable, ValidationError) as error:
@@ -140,22 +151,42 @@ class GangReconciler:
         finally:
             self._looking.discard(member)
         if self._core.members.get(member.gang) is not member:
+            self._missing_since.pop(member, None)
             return
         now = asyncio.get_running_loop().time()
+        if found is not None:
+            self._missing_since.pop(member, None)
         if unreadable:
             if now >= member.alone_at:
                 self._end(member, f"cut off: no ping and no ledger for {now - member.proven_at:.1f} s", True)
             else:
                 self._core.look_again(member, min(now + RETRY_MAX_S, member.alone_at))
+        elif found is None:
+            self._judge_missing(member, now, complete)
         else:
             self._judge(member, found, now)
         self._changed()
 
-    def _judge(self, member: LocalMember, found: tuple[GangRecord, int] | None, now: float) -> None:
-        """Act on what the ledger says."""
-        if found is None:
-            self._end(member, "the ledger no longer has this gang", False)
+    def _judge_missing(self, member: LocalMember, now: float, complete: bool) -> None:
+        """The ledger lacks the gang: it has ended, or the ledger was lost and is being written back."""
+        missing_s = now - self._missing_since.setdefault(member, now)
+        if missing_s < (MISSING_S if complete else LOST_S):
+            self._core.look_again(member, now + RETRY_MAX_S)
             return
+        del self._missing_since[member]
+        why = "" if complete else f": it was lost, and no coordinator has written it back for {LOST_S:g} s"
+        self._log.warning(
+            "gang %s: the ledger no longer has it%s",
+            member.gang,
+            why,
+            extra={"action": "gang.missing", "gang": member.gang},
+        )
+        reason = f"the ledger no longer has this gang{why}"
+        self._missing(member, reason)
+        self._end(member, reason, False)
+
+    def _judge(self, member: LocalMember, found: tuple[GangRecord, int], now: float) -> None:
+        """Act on what the ledger says."""
         record, _ = found
         ours = {seat.token for seat in record.seats if _here(seat.pool, seat.worker, self._worker)}
         if record.state not in STANDING or record.generation < member.generation:

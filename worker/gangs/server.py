@@ -208,6 +208,7 @@ class GangServer:
             form=self._form_from_ledger,
             free=self._free,
             end=self._end,
+            missing=self._missing,
             changed=self._arm,
             ambient=driver.ambient,
             log=log,
@@ -432,6 +433,10 @@ class GangServer:
             self.reports.forget(member.gang, member.generation)
         self._begin_stop(self._gangs.stop(member, reason, member.form.grace_s, now))
         self._driver.after()
+
+    def _missing(self, member: LocalMember, reason: str) -> None:
+        if self._driver.history is not None:
+            self._driver.history.gang_lost(member.gang, member.generation, reason)
 
     def end_all(self, reason: str) -> None:
         """Every generation with a seat here is over, and no teardown will arrive."""

@@ -74,6 +74,14 @@ class LeaseHistory:
             kind, pool=worker.pool, worker=worker.worker, epoch=self._epoch(), slots=slots, reason=reason
         )
 
+    def gang_lost(self, gang: str, generation: int, reason: str) -> None:
+        """A gang ended here because the ledger lacks it. Otherwise, its coordinator records its end."""
+        worker = self._worker
+        self.recorder.record(
+            HistoryKind.GANG_TORN_DOWN, pool=worker.pool, worker=worker.worker, epoch=self._epoch(),
+            gang=gang, generation=generation, reason=reason,
+        )  # fmt: skip
+
     async def close(self) -> None:
         """Write what is left. Idempotent."""
         if self._timer is not None:

@@ -10,6 +10,7 @@ from gangline.bus.port.bus import Conflict, KvWrite
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangState, Seat
 from gangline.schemas.wire.frames import AnswerOp
+from gangline.worker.gangs.reconciler import LOST_S, MISSING_S, RETRY_MAX_S
 
 from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Rig, on_rig, task
@@ -94,14 +95,29 @@ async def test_a_member_goes_on_without_a_coordinator_as_long_as_the_ledger_has_
 async def test_a_member_whose_gang_is_gone_from_the_ledger_stops_after_its_time_to_live(rig: Rig, leader: Leader):
     (seat,) = await leader.gang()
     rig.hand.send(task(1, "wait", token=seat.token, deadline_ms=None))
+    await leader.kv.put(Names.complete_key, b"{}")
     await leader.kv.delete(Names.gang_key("g"))
     await asyncio.sleep(9.0)
     assert load_of(rig) == (1, 0)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0 + MISSING_S + RETRY_MAX_S)
     assert load_of(rig) == (0, 0)
     assert (await rig.hand.answer(1))[2] == "task_cancelled"
     assert leader.reports == [], "it was ended, it has not failed"
     assert "torn down" in (await leader.form([seat]))["reason"]
+
+
+@on_rig()
+async def test_a_member_whose_ledger_was_lost_waits_for_a_coordinator_to_write_its_gang_back(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    record = await leader.kv.get(Names.gang_key("g"))
+    await leader.kv.delete(Names.gang_key("g"))
+    await asyncio.sleep(10.0 + LOST_S - RETRY_MAX_S)
+    await leader.kv.put(Names.gang_key("g"), record.value)
+    await asyncio.sleep(60.0)
+    assert (await rig.hand.ask(*task(1, token=seat.token)))[0] == OK
+    await leader.kv.delete(Names.gang_key("g"))
+    await asyncio.sleep(10.0 + LOST_S + RETRY_MAX_S)
+    assert load_of(rig) == (0, 0), "nobody wrote it back"
 
 
 @on_rig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -155,11 +155,13 @@ def _log_for_people(debug: bool) -> None:
             logging.getLogger(f"gangline.{part}").setLevel(logging.WARNING)
 
 
-async def open_ledger(bus: Bus, connection: ConnectionOptions) -> KeyValue:
+async def open_ledger(
+    bus: Bus, connection: ConnectionOptions, environment: Mapping[str, str] | None = None
+) -> KeyValue:
     """The ledger of the namespace; created, as configured in the environment, if it does not exist yet."""
     from ...bus.port.bus import BucketSettings
 
-    return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment())
+    return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment(environment))
 
 
 @asynccontextmanager

@@ -71,11 +71,13 @@ async def develop(
             server = await _start_server(stack, data, port)
             connection = connection.only(server.url)
             environment = connection.environment(plain_environment())
+            if data is not None:  # standing sets and gangs, too
+                environment.setdefault("GANGLINE_STORAGE", "file")
             where = f"data in {data}" if data else "data is forgotten at the end"
             echo(f"server    {server.url}  (nats-server {server.version}, {where})", fg="cyan")
         stop = stack.enter_context(until_signal())
         bus = await stack.enter_async_context(open_bus(connection, "gangline dev"))
-        ledger = await open_ledger(bus, connection)
+        ledger = await open_ledger(bus, connection, environment)
         await stack.enter_async_context(telemetry("gangline-dev", scraped=health.port is not None))
         services = (open_gateway(bus, connection), open_coordinator(bus, connection), open_dispatcher(bus, connection))
         await stack.enter_async_context(observed(health, bus, *services))

@@ -19,7 +19,7 @@ from gangline.schemas.records.jobs import JobState
 from gangline.worker.pool.pool import Pool
 
 from ....support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
-from ...gangs.test_member_slots import report, subleases
+from ...gangs.test_member_slots import subleases
 
 WITHIN_S = 60
 
@@ -152,7 +152,7 @@ async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangR
         await until(lambda: rig.probe.started)
         info = await job.status()
         gang = (await rig.client.router.sets.find("llm", None)).gangs[0]
-        await report(rig, gang, 1)
+        await rig.report(gang, 1)
         result = await job.result(timeout_s=WITHIN_S)
         assert result == ([gang, 0] if route == "rank0" else [[gang, 0], [gang, 1]])
         ranks = 1 if route == "rank0" else 2
@@ -161,7 +161,7 @@ async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangR
         assert (info.state, info.attempts) == (JobState.DONE, 2)
         last = await rig.client.options(max_attempts=1).submit(f"llm.{method}", 2.0)
         await until(lambda: len(rig.probe.started) == 3 * ranks)
-        await report(rig, gang, 1, 2)
+        await rig.report(gang, 1, 2)
         with pytest.raises(JobDead, match="torn down") as caught:
             await last.result(timeout_s=WITHIN_S)
         assert caught.value.reason == "crashed"

@@ -132,14 +132,14 @@ class Operator:
 
     async def _write(self, step: SetStep) -> None:
         """Write until it has lasted for a moment: a leader whose server has lost its memory writes the old declaration
-        again, and may overwrite this one."""
+        again, until it has marked the ledger as complete, and may overwrite this one."""
         world, key = self._world, Names.gangset_key(step.name)
         stood = 0
         while self._declared[step.name] is step and stood < _LOOKS:
             try:
                 kv = await self._ledger()
                 found = await kv.get(key)
-                stood += 1
+                stood += await kv.get(Names.complete_key) is not None
                 if (None if found is None else found.value.decode()) != step.record:
                     stood = 0
                     world.trace.note("operator", f"{step.name} is declared: {step.record}")

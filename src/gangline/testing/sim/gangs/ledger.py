@@ -311,9 +311,10 @@ class GangLedger:
             self._rolls.setdefault(record.gangset, {})[record.id, record.generation] = record.spec
         before, history.formed = history.formed, record
         if before is not None and before.generation == record.generation and before.seats == record.seats:
-            if history.torn >= record.generation and not history.lost:
+            if history.lost:  # what was written back may be older than its teardown; its members know better
+                history.lost, history.torn = False, min(history.torn, record.generation - 1)
+            if history.torn >= record.generation:
                 self._fail("L8", f"gang {record.id}: generation {record.generation} stands again after its teardown")
-            history.lost = False
             return  # written again, or retiring
         lost, history.lost = history.lost, False
         if lost:

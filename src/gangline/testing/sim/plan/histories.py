@@ -200,6 +200,65 @@ def draw_roll_plan(seed: int) -> Plan:
     )
 
 
+def draw_lost_ledger_plan(seed: int) -> Plan:
+    """The server loses the ledger, mostly for longer than a leader trusts itself, and processes come back to it one
+    after another, in any order; in some plans it is lost again soon. All of them stay alive. A set and a gang are
+    standing meanwhile; in half of the plans other gangs come and go, and the set is declared again."""
+    rng = random.Random(f"{seed}-lost-ledger")
+    coordinators = ("k0", "k1", "k2")[: rng.choice((1, 2, 2, 3))]
+    workers = _workers(4, 3)
+    events: list[PlanEvent] = []
+    at_s = rng.uniform(2.0, 2.5)
+    for away_s in rng.choices((0.2, 1.0, 1.6, 2.5, 4.0, 6.0), k=rng.choice((1, 1, 2))):
+        away_s *= rng.uniform(0.9, 1.1)
+        events.append(PlanEvent(at_s=at_s, accident=Accident.SERVER_RESTART, target="", for_s=away_s))
+        at_s += away_s
+        for name in (*coordinators, *(worker.name for worker in workers), "c0"):
+            if rng.random() < 0.4:
+                late_s = rng.choice((0.01, 0.3, 1.0, 2.5)) * rng.uniform(0.8, 1.2)
+                events.append(PlanEvent(at_s=at_s + 1e-5, accident=Accident.DISCONNECT, target=name, for_s=late_s))
+        at_s += rng.uniform(0.01, 4.0)
+    busy = is_busy_when_the_ledger_is_lost(seed)
+    gang = {"pool": _POOL, "size": 2, "strategy": "spread", "grace_s": 0.2, "backoff_s": 0.1}
+    sets = [
+        SetStep(at_s=at_s, name="set0", gangs=gangs, record=json.dumps({"gangs": gangs, "gang": gang}))
+        for at_s, gangs in ((0.2, 2), *(((at_s - rng.uniform(0.0, 6.0), rng.choice((1, 3))),) if busy else ()))
+    ]
+    steps = [
+        GangStep(
+            number=number,
+            at_s=rng.uniform(0.5, at_s) if number else 0.5,
+            client="c0",
+            kind=GangKind.HOLD,
+            bundles=(Bundle(pool=_POOL, slots=1, count=2),),
+            strategy=Strategy.SPREAD,
+            restart=rng.choice(tuple(RestartPolicy)),
+            ttl_s=4.0 if number else 20.0,
+            deadline_s=3.0,
+            duration_s=0.05,
+            timeout_s=3.0,
+            hold_s=rng.choice((0.0, 0.3, 2.0)) if number else at_s + 6.0,
+        )
+        for number in range(9 if busy else 1)
+    ]
+    return replace(
+        draw_plan(seed),
+        workers=workers,
+        clients=("c0",),
+        steps=(),
+        events=tuple(sorted(events, key=lambda event: event.at_s)),
+        storms=(),
+        traffic_s=at_s + 8.0,
+        watched=False,
+        gangs=GangTraffic(coordinators=coordinators, steps=tuple(steps), sets=tuple(sets), starve_after_s=2.0),
+    )
+
+
+def is_busy_when_the_ledger_is_lost(seed: int) -> bool:
+    """Whether gangs come and go in that plan."""
+    return seed % 2 == 1
+
+
 def _aim(accident: Accident, after_s: float, for_s: float, moment: Moment = Moment.COMMITTED) -> Aim:
     return Aim(moment=moment, nth=1, accident=accident, after_s=after_s, for_s=for_s)
 

@@ -19,7 +19,6 @@ from gangline.schemas.records.jobs import JobState
 from gangline.worker.pool.pool import Pool
 
 from ....support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, pool_of, until
-from ...gangs.test_member_slots import subleases
 
 WITHIN_S = 60
 
@@ -73,7 +72,7 @@ async def test_a_submitted_task_runs_on_rank_0_of_a_gang_and_its_result_is_kept(
         assert {(await job.result(timeout_s=WITHIN_S))[1] for job in jobs} == {0}
         info = await jobs[0].status()
         assert (info.state, info.attempts) == (JobState.DONE, 1)
-        await until(lambda: subleases(rig) == 0)
+        await until(lambda: rig.subleases() == 0)
         assert await rig.client.call("llm.who", "y") == [0, 2, 1, "y"], "nothing is kept that nobody uses"
         await rig.settled("llm")
 
@@ -85,7 +84,7 @@ async def test_a_submitted_task_runs_on_all_ranks_of_a_set_that_says_so(rig: Gan
         for value, job in enumerate(jobs):
             assert await job.result(timeout_s=WITHIN_S) == [[[0, value], [1, value]]] * 2
         assert [item async for item in (await rig.client.submit("llm.flaky", 0)).events()]
-        await until(lambda: subleases(rig) == 0)
+        await until(lambda: rig.subleases() == 0)
         assert await rig.client.call("llm.who") == [[0, 2, 1, ""], [1, 2, 1, ""]]
 
 

@@ -145,7 +145,7 @@ async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(open
     await until(lambda: "coordinator.leads" in process.actions)
     for name in ("w1", "w2"):
         await system.serve(name)
-    wanted = {"pool": "train", "size": 4, "ttl_s": 600, "strategy": "spread"}
+    wanted = {"id": "g", "owner_token": "t", "pool": "train", "size": 4, "ttl_s": 600, "strategy": "spread"}
     gang = await system.insist("acquire", wanted)  # a starved leader may be without leadership for a while
     entry = await system.ledger.get(Names.leader_key)
     assert entry is not None

@@ -426,9 +426,10 @@ class CoordinatorSystem:
         await self.stack.enter_async_context(made)
         return made
 
-    async def insist(self, operation: str, body: Any, *, timeout_s: float = PATIENCE_S) -> Any:
-        """Ask until somebody answers who leads; other errors are raised."""
-        async with asyncio.timeout(PATIENCE_S):
+    async def insist(self, operation: str, body: Any, *, timeout_s: float = 5.0) -> Any:
+        """Ask until somebody answers who leads; other errors are raised. An answer may have been lost with a server, so
+        it is asked again after `timeout_s`: requests for gangs need an id."""
+        async with asyncio.timeout(3 * PATIENCE_S):
             while True:
                 try:
                     return await self.owner.ask(operation, body, timeout_s=timeout_s)

@@ -16,8 +16,6 @@ from ...schemas.errors.base import (
     Disconnected,
     GanglineError,
     InvalidRequest,
-    MalformedMessage,
-    PayloadTooLarge,
 )
 from ...schemas.names import Names
 from ...schemas.wire import codec
@@ -31,6 +29,7 @@ from .collectives_core import (
     answer_of_ended,
 )
 from .rank_timer import RankTimer
+from .shared_run import SharedRun, SharedRuns, message_in
 
 LINGER_S: Final = 30.0
 """How long a session continues after its task ended: others may still ask for the last result."""
@@ -55,6 +54,7 @@ class CollectiveSession:
         self,
         bus: Bus,
         names: Names,
+        shared: SharedRuns,
         *,
         gang: str,
         generation: int,
@@ -65,7 +65,7 @@ class CollectiveSession:
         timer: RankTimer | None = None,
     ) -> None:
         """Nothing is subscribed before the first call. `listen`: subscribes this member's own subject; its messages
-        come to `take`. `timer`: measures how long this rank waits for the others."""
+        come to `take`. `shared`: that of this worker. `timer`: measures how long this rank waits for the others."""
         self._listen = listen
         self.gang = gang
         self.generation = generation
@@ -75,7 +75,9 @@ class CollectiveSession:
         self._names = names
         part_bytes = max(1, min(_PART_MAX_BYTES, bus.max_payload - _HEADER_BYTES))
         self._core = CollectivesCore(rank=rank, size=size, part_bytes=part_bytes)
-        self._subscriptions: list[Subscription] = []
+        self._shared = shared
+        self._here: SharedRun | None = None
+        self._to_hubs_session: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._opening = asyncio.Lock()
         self._queue: deque[Send] = deque()
@@ -110,8 +112,8 @@ class CollectiveSession:
             GangEnded, StaleGeneration: the gang was torn down or has restarted; at once.
         """
         data = codec.pack(value) if root == self.rank else b""
-        [result] = await self._run(Collective.BROADCAST, root, data)
-        return codec.unpack(result)
+        [value] = self._unpacked(await self._run(Collective.BROADCAST, root, data))
+        return value
 
     async def all_gather(self, value: Any) -> list[Any]:
         """The values of all members, by rank.
@@ -120,8 +122,7 @@ class CollectiveSession:
             PayloadTooLarge, InvalidRequest: the value cannot be sent, or the members made different calls.
             GangEnded, StaleGeneration: the gang was torn down or has restarted; at once.
         """
-        results = await self._run(Collective.ALL_GATHER, HUB, codec.pack(value))
-        return [codec.unpack(result) for result in results]
+        return self._unpacked(await self._run(Collective.ALL_GATHER, HUB, codec.pack(value)))
 
     def leave(self, how: str) -> None:
         """The task has ended (`how`: a verb). The others need not wait for its next call."""
@@ -150,8 +151,11 @@ class CollectiveSession:
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
+        here, self._here = self._here, None
+        subscription, self._to_hubs_session = self._to_hubs_session, None
+        if here is not None:
+            await here.leave(self._hear)
+        if subscription is not None:
             await subscription.unsubscribe()
 
     def __repr__(self) -> str:
@@ -186,6 +190,11 @@ class CollectiveSession:
         finally:
             self._waiter = None
 
+    def _unpacked(self, results: list[bytes]) -> list[Any]:
+        if self._here is None:
+            return [codec.unpack(result) for result in results]
+        return self._here.unpacked(self._core.number, results)
+
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
@@ -199,23 +208,22 @@ class CollectiveSession:
             if self._unlisten is None and self._error is None:
                 self._unlisten = self._bus.on_connection(self._on_connection)
             # One by one, so that a call that was cancelled here resumes where it was.
-            if not self._subscriptions:
-                await self._listen()
-            others: tuple[Literal["left"] | None, ...] = (None, TO_HUBS_SESSION) if self.rank == HUB else (None,)
-            for to in others[len(self._subscriptions) :]:
-                subject = self._names.gang_talk(self.gang, self.generation, self.run, to)
-                self._subscriptions.append(await self._bus.subscribe(subject, self.take))
+            await self._listen()
+            if self._here is None:
+                self._here = self._shared.of(self.gang, self.generation, self.run)
+            await self._here.join(self._hear)
+            if self.rank == HUB and self._to_hubs_session is None:
+                subject = self._names.gang_talk(self.gang, self.generation, self.run, TO_HUBS_SESSION)
+                self._to_hubs_session = await self._bus.subscribe(subject, self.take)
             if self._error is not None:  # ended meanwhile
                 await self.close()
 
     def take(self, message: Message) -> None:
         """A message of this run has arrived."""
-        try:
-            value = codec.unpack(message.data, budget=codec.most_containers)
-        except (MalformedMessage, PayloadTooLarge):
-            self._core.malformed += 1
-            return
-        self._send(self._core.receive(value, asyncio.get_running_loop().time()))
+        self._hear(message_in(message.data))
+
+    def _hear(self, message: object) -> None:
+        self._send(self._core.receive(message, asyncio.get_running_loop().time()))
         self._settle()
 
     def _on_connection(self, event: ConnectionEvent) -> None:
@@ -279,6 +287,7 @@ class CollectiveSessions:
         self,
         bus: Bus,
         names: Names,
+        shared: SharedRuns,
         *,
         gang: str,
         generation: int,
@@ -286,11 +295,12 @@ class CollectiveSessions:
         size: int,
         timer: RankTimer | None = None,
     ) -> None:
-        """`timer`: as for CollectiveSession."""
+        """`shared`, `timer`: as for CollectiveSession."""
         self._make = partial(
             CollectiveSession,
             bus,
             names,
+            shared,
             gang=gang,
             generation=generation,
             rank=rank,
@@ -386,11 +396,7 @@ class CollectiveSessions:
         if talk is not None:
             talk.take(message)
         elif run in self._ended:
-            try:
-                value = codec.unpack(message.data, budget=codec.most_containers)
-            except (MalformedMessage, PayloadTooLarge):
-                return
-            self._publish(run, answer_of_ended(value, self._rank, *self._ended[run]))
+            self._publish(run, answer_of_ended(message_in(message.data), self._rank, *self._ended[run]))
 
     def _publish(self, run: int, sends: list[Send]) -> None:
         for to, message in sends:

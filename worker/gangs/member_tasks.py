@@ -38,6 +38,7 @@ from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat
 from ..slots.lease_table import GrantedLease
 from .collectives import CollectiveSessions
 from .rank_timer import RankTimer
+from .shared_run import SharedRuns
 
 START_TIMEOUT_S: Final = 600.0
 """For gangs whose coordinator gives no `start_timeout_s`."""
@@ -298,6 +299,7 @@ class MemberTasks:
         self._core = core
         self._bus = bus
         self._names = names
+        self._shared = SharedRuns(bus, names)
         self._fail = fail
         self._waited = waited
         self._loop = asyncio.get_running_loop()
@@ -523,6 +525,7 @@ class MemberTasks:
             talks = CollectiveSessions(
                 self._bus,
                 self._names,
+                self._shared,
                 gang=facts.id,
                 generation=facts.generation,
                 rank=facts.rank,

@@ -15,6 +15,7 @@ from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest,
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
 from gangline.worker.gangs.rank_timer import RankTimer
+from gangline.worker.gangs.shared_run import SharedRuns
 
 from ...support.rows import in_rows
 
@@ -28,7 +29,7 @@ async def members(
     hub = hub or MemoryServer()
     buses = [hub.connect(f"m{rank}") for rank in range(size)]
     made = [
-        CollectiveSessions(bus, NAMES, gang="g", generation=generation, rank=rank, size=size)
+        CollectiveSessions(bus, NAMES, SharedRuns(bus, NAMES), gang="g", generation=generation, rank=rank, size=size)
         for rank, bus in enumerate(buses)
     ]
     try:
@@ -292,3 +293,35 @@ async def test_run_zero_stays_as_long_as_the_member():
         await asyncio.sleep(10 * LINGER_S)
         assert made[0].session() is talk
         await talk.barrier()
+
+
+async def test_members_on_one_worker_get_one_copy_and_share_what_cannot_change():
+    bus = MemoryServer().connect("worker")
+    shared = SharedRuns(bus, NAMES)
+    made = [CollectiveSessions(bus, NAMES, shared, gang="g", generation=1, rank=rank, size=6) for rank in range(6)]
+    copies: list[int] = []
+    deliver = bus.subscribe
+
+    async def counted(subject: str, take: Any, **options: Any) -> Any:
+        def count(message: Any) -> Any:
+            copies.append(len(message.data))
+            return take(message)
+
+        return await deliver(subject, count if subject.endswith(".all") else take, **options)
+
+    bus.subscribe = counted  # type: ignore[method-assign]
+    talks = sessions(made)
+    await on_all(talks, CollectiveSession.barrier)
+    copies.clear()
+    values: list[Any] = [bytes(5_000), "x" * 5_000, [1], {"a": 1}, 2.5, None]
+    gathered = await on_all(talks, lambda talk: talk.all_gather(values[talk.rank]))
+    assert gathered == [values] * 6
+    assert len(copies) == 1 and copies[0] < 11_000, "one copy of the results for all six"
+    for index, one in enumerate([True, True, False, False, True, True]):
+        assert len({id(got[index]) for got in gathered}) == (1 if one else 6), values[index]
+    for each in made[:5]:
+        await each.close()
+    assert repr(shared) == "SharedRuns(1)", "the last one still listens"
+    await made[5].close()
+    assert repr(shared) == "SharedRuns(0)"
+    await bus.close()

@@ -4,7 +4,7 @@ conditional on leadership. A mirror of it outlives the server that loses it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -30,6 +30,7 @@ _FORGET_S: Final = 1.0
 """How long deletions are collected before the mirror looks whether the ledger is complete."""
 _MIRRORED: Final = (Names.gang_key(""), Names.gangset_key(""), Names.gangset_status_key(""))
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,34 +226,28 @@ class GangLedgerWriter:
             self._feed(on.Committed(**self._clock.moment(), number=effect.number, revision=revision))
 
     async def _refence(self, effect: do.WriteFence) -> None:
-        """Repeat until it succeeds or the term ends."""
-        while True:
-            try:
-                fence = await self._rewritten()
-                record, revision = await self._read(effect.gang)
-            except LeaderLost:
-                self._deposed()
-                return
-            except GanglineError as error:
-                self._log.info("the fence was not renewed: %s", error, extra={"action": "leader.refence_failed"})
-                await asyncio.sleep(_RETRY_S)
-            else:
-                self._feed(
-                    on.Refenced(
-                        **self._clock.moment(), number=effect.number, fence=fence, record=record, revision=revision
-                    )
-                )
-                return
+        async def renewed() -> tuple[int, tuple[GangRecord | None, int]]:
+            return await self._rewritten(), await self._read(effect.gang)
+
+        found = await self._insist(renewed)
+        if found is not None:
+            fence, (record, revision) = found
+            self._feed(
+                on.Refenced(**self._clock.moment(), number=effect.number, fence=fence, record=record, revision=revision)
+            )
 
     async def void(self) -> None:
         """Ensure that no batch that we have sent can be written later. Repeat until it succeeds or the term ends."""
+        await self._insist(self._rewritten)
+
+    async def _insist(self, renew: Callable[[], Awaitable[T]]) -> T | None:
+        """Repeat until it succeeds; None: the term has ended."""
         while True:
             try:
-                await self._rewritten()
-                return
+                return await renew()
             except LeaderLost:
                 self._deposed()
-                return
+                return None
             except GanglineError as error:
                 self._log.info("the fence was not renewed: %s", error, extra={"action": "leader.refence_failed"})
                 await asyncio.sleep(_RETRY_S)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ..runtime.clock import Environment
-from ..runtime.loop_thread import not_ours, running_loop
-from ..runtime.tasks import TaskSet, set_within
+from ..runtime.tasks import LoopBound, TaskSet, set_within
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
 from .key_value.bucket import NatsKeyValue
@@ -78,7 +75,7 @@ async def connect(
     return bus
 
 
-class NatsBus:
+class NatsBus(LoopBound):
     """A connection to NATS; implements port.Bus. Created by `connect`."""
 
     def __init__(self, settings: ConnectionSettings, *, name: str, ambient: Environment) -> None:
@@ -86,10 +83,9 @@ class NatsBus:
         self.settings = settings
         self.ambient = ambient
         self.inbox = f"{settings.inbox_prefix}.{ambient.token()}"
-        self._loop = asyncio.get_running_loop()
-        self._process = os.getpid()
+        self.bind_loop()
         # A different level from `<inbox>.*`, to which callers subscribe.
-        self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop, ambient.token)
+        self._replies = ReplyMultiplexer(f"{self.inbox}.r", self.loop, ambient.token)
         self._checked: dict[str, int] = {}
         """Subjects that may be published to, and all but their last parts, so that each is checked only once. Limited
         in number. With the number of pings sent before."""
@@ -120,7 +116,6 @@ class NatsBus:
         except BaseException:
             await self._client.shut()
             raise
-        _open_here.add(self)
         if self._refusals.get(Right.SUBSCRIBE, self._replies.pattern) is not None:
             await self.close()
             raise NotPermitted(
@@ -213,15 +208,15 @@ class NatsBus:
         self._client.send(publications(subjects, text))
 
     def _unusable(self) -> GanglineError:
-        if self._process != os.getpid():
-            return not_ours(self._process)
+        if self.forked:
+            return self.elsewhere()
         if self._closed:
             return ClosedError("this connection was closed: open another one")
         return Disconnected("no connection to a nats-server right now: nothing was sent; try again when it is back")
 
     def _check_subject(self, subject: str) -> None:
         refusal = self._refusals.get(Right.PUBLISH, subject)
-        if refusal is not None and (refusal.trying or self._loop.time() < refusal.again_at):
+        if refusal is not None and (refusal.trying or self.loop.time() < refusal.again_at):
             raise _not_permitted(Right.PUBLISH, subject)
         # A requester has an inbox for each of its requests: another last part, behind what was checked before.
         stem, _, last = subject.rpartition(".")
@@ -288,8 +283,7 @@ class NatsBus:
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
     ) -> tuple[str, asyncio.Future[Message]]:
         """Publish a request, for callers with many in flight. End it with `finish_request` or `forget_request`."""
-        if running_loop() is not self._loop:
-            raise not_ours(self._process)
+        self.check_loop()
         if not self._client.ready:
             raise self._unusable()
         if subject not in self._checked:
@@ -320,18 +314,16 @@ class NatsBus:
         if queue and _BAD_SUBJECT.search(queue):
             raise InvalidName(f"queue group {queue[:80]!r} is not a name")
         self._check_length(subject)
-        if running_loop() is not self._loop:
-            raise not_ours(self._process)
+        self.check_loop()
         if self._closed:
             raise self._unusable()
         refusal = self._refusals.get(Right.SUBSCRIBE, subject)
-        if refusal is not None and (refusal.trying or self._loop.time() < refusal.again_at):
+        if refusal is not None and (refusal.trying or self.loop.time() < refusal.again_at):
             raise _not_permitted(Right.SUBSCRIBE, subject)
         return NatsSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
 
     async def ping(self) -> None:
-        if running_loop() is not self._loop:
-            raise not_ours(self._process)
+        self.check_loop()
         if self._closed:
             raise self._unusable()
         await self._client.ping(_FLUSH_TIMEOUT_S)
@@ -372,7 +364,7 @@ class NatsBus:
                 log.exception("a listener of the connection failed", extra={"action": "bus.listener_failed"})
 
     def lost_rights(self) -> list[str]:
-        now = self._loop.time()
+        now = self.loop.time()
         return [f"may not {lost.right.value} {lost.subject!r} any more" for lost in self._refusals.lost(now)]
 
     def on_disconnected(self, reason: str) -> None:
@@ -393,7 +385,7 @@ class NatsBus:
 
     def on_reconnected(self) -> None:
         for refusal in self._refusals.of(Right.PUBLISH):
-            refusal.again_at = self._loop.time()
+            refusal.again_at = self.loop.time()
         self._say_permitted(self._refusals.confirm(self._refusals.of(Right.SUBSCRIBE)))
         self._look.set()
         self._failing = None
@@ -409,7 +401,7 @@ class NatsBus:
 
     def on_attempt_failed(self, error: Exception) -> None:
         log.debug("could not connect: %s", error or repr(error), extra={"action": "bus.attempt_failed"})
-        cause, now = cause_of(error), self._loop.time()
+        cause, now = cause_of(error), self.loop.time()
         before, self._failing = self._failing, cause
         if not self._was_open or cause is before or now < self._said_at.get(cause, float("-inf")) + _SAY_AGAIN_S:
             return
@@ -426,7 +418,7 @@ class NatsBus:
             log.error("error from the nats-server: %s", text, extra={"action": "bus.server_error", "bus": self.name})
             return
         right = Right.PUBLISH if found.group(1).lower() == "publish" else Right.SUBSCRIBE
-        subject, now = found.group(2), self._loop.time()
+        subject, now = found.group(2), self.loop.time()
         told = right is Right.PUBLISH and self._replies.fail(lambda _: _not_permitted(right, subject), subject=subject)
         lost = self._client.has_subscribed(subject) if right is Right.SUBSCRIBE else self._has_published(subject)
         self._refusals.sweep(now)
@@ -462,7 +454,7 @@ class NatsBus:
         """Subscribe again to what was refused, from time to time, until nothing is."""
         while not self._closed and (refused := self._refusals.of(Right.SUBSCRIBE)):
             self._look.clear()
-            now = self._loop.time()
+            now = self.loop.time()
             due = [refusal for refusal in refused if refusal.again_at <= now] if self.connected else []
             for refusal in due:
                 if not self._client.subscribe_again(refusal.subject):
@@ -479,7 +471,7 @@ class NatsBus:
         try:
             await self._client.ping(_FLUSH_TIMEOUT_S)
         except (Disconnected, ClosedError):
-            self._refusals.postpone(attempts, self._loop.time())
+            self._refusals.postpone(attempts, self.loop.time())
             return
         ended = self._refusals.confirm(attempts)
         self._say_permitted(ended)
@@ -497,31 +489,19 @@ class NatsBus:
                 extra={"action": "bus.permitted", "subject": refusal.subject, "bus": self.name},
             )
 
-    def _forked(self) -> None:
+    def after_fork(self) -> None:
         """In the child: the socket is the parent's, and whatever is written to it would come between its messages."""
+        super().after_fork()
         self._closed = True
-        self._client.abandon()
+        if self._was_open:
+            self._client.abandon()
 
     async def close(self) -> None:
-        if self._process != os.getpid():
+        if self.forked:
             return
         self._opened.stop()
         await self._client.shut()
         await self._attempts.stop()
-
-
-_open_here: Final[weakref.WeakSet[NatsBus]] = weakref.WeakSet()
-"""The connections of this process."""
-
-
-def _abandon_all() -> None:
-    for bus in list(_open_here):
-        bus._forked()
-    _open_here.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _not_permitted(right: Right, *subjects: str) -> NotPermitted:

@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for code without one; and to which loop a client belongs."""
+"""An event loop in its own thread, for code without one."""
 
 from __future__ import annotations
 
@@ -13,30 +13,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from ..schemas.errors.base import ClosedError, GanglineError, InvalidRequest, InvalidSettings
+from ..schemas.errors.base import ClosedError, InvalidSettings
 from .tracebacks import FRAMES_HIDDEN, hide_frames
 
 T = TypeVar("T")
 
 _CLEAN_UP_S = 2.0
 """How long an interrupted call may clean up."""
-
-
-running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = asyncio._get_running_loop
-"""None where no loop runs, and in a child that was forked by a task. The public function raises there instead, and must
-be wrapped, which costs more than the check."""
-
-
-def not_ours(process: int) -> GanglineError:
-    """The error for a use on another loop than that of the client, which was started in this process."""
-    if process != os.getpid():
-        return ClosedError(
-            "this process was forked after the client was connected: nothing was sent; connect again in the child"
-        )
-    return InvalidRequest(
-        "this client belongs to another event loop: nothing was sent; use it in the loop and thread that connected it "
-        "(asyncio.run_coroutine_threadsafe), connect another one here, or use connect_sync, which any thread may call"
-    )
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

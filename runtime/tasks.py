@@ -1,11 +1,15 @@
-"""Groups of background tasks that end together, and a wait of limited time."""
+"""Groups of background tasks that end together, a wait of limited time, and what belongs to one event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from threading import get_ident
+from typing import Any, Final, TypeVar
 
+from ..schemas.errors.base import ClosedError, GanglineError, InvalidRequest
 from ..telemetry.logs import Log
 
 T = TypeVar("T")
@@ -92,3 +96,60 @@ async def set_within(event: asyncio.Event, timeout_s: float) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
+
+
+class LoopBound:
+    """Base of what belongs to one event loop, and may be used neither elsewhere nor in a forked child.
+
+    `asyncio.get_running_loop` would be a system call for each request, with Python 3.11.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    forked = False
+    """Whether this is a child of the process in which it was made."""
+
+    def bind_loop(self) -> None:
+        """It belongs to the running loop from now on."""
+        self.loop = asyncio.get_running_loop()
+        self.loop_runs = self.loop.is_running
+        self.thread = get_ident()
+        _bound_here.add(self)
+
+    def check_loop(self) -> None:
+        """
+        Raises:
+            InvalidRequest: this is another event loop or thread.
+            ClosedError: this process was forked from that of the client.
+        """
+        if get_ident() != self.thread or not self.loop_runs():
+            raise self.elsewhere()
+
+    def elsewhere(self) -> GanglineError:
+        """Why it cannot be used here."""
+        if self.forked:
+            return ClosedError(
+                "this process was forked after the client was connected: nothing was sent; connect again in the child"
+            )
+        return InvalidRequest(
+            "this client belongs to another event loop: nothing was sent; use it in the loop and thread that connected "
+            "it (asyncio.run_coroutine_threadsafe), connect another one here, or use connect_sync, which any thread "
+            "may call"
+        )
+
+    def after_fork(self) -> None:
+        """Called in the child, where loop and thread look the same."""
+        self.forked = True
+        self.thread = 0  # no thread has that number
+
+
+_bound_here: Final[weakref.WeakSet[LoopBound]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for bound in list(_bound_here):
+        bound.after_fork()
+    _bound_here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -684,8 +684,6 @@ class Client(Operations):
         """The letter of a job; if there is none, the text, so that the action fails and is recorded."""
         if not isinstance(job, (str, DeadLetter)):
             raise InvalidRequest(f"{brief(job)} is neither the id of a job nor a DeadLetter")
-        if not isinstance(job, (str, DeadLetter)):
-            raise InvalidRequest(f"{brief(job)} is neither the id of a job nor a DeadLetter")
         try:
             return await self._letters.find(job) if isinstance(job, str) else job
         except (UnknownJob, InvalidRequest):

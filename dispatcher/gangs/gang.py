@@ -377,7 +377,7 @@ class Gang:
     async def release(self) -> None:
         """Release the gang; returns when its members have stopped. Idempotent. Calls in progress end with
         ClosedError."""
-        self._owner.check_here()
+        self._owner.check_loop()
         await asyncio.shield(self._owner.release())
 
     def __repr__(self) -> str:

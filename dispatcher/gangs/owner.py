@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, assert_never
@@ -13,7 +12,7 @@ from weakref import WeakSet
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...bus.port.subjects import Subscription
-from ...runtime.loop_thread import not_ours, running_loop
+from ...runtime.tasks import LoopBound
 from ...schemas.errors.base import ClosedError, GanglineError, GangNotFormed, Unavailable
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
@@ -53,7 +52,7 @@ class OwnedState(StrEnum):
     """Released, or ended permanently."""
 
 
-class GangOwner:
+class GangOwner(LoopBound):
     """Keeps one gang alive and tracks its current generation. Begin with `acquire`, end with `release`, `abandon` or
     `stop`."""
 
@@ -80,8 +79,7 @@ class GangOwner:
         self._coordinator = coordinator_client
         self._lines = lines
         self._owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
-        self._loop = asyncio.get_running_loop()
-        self._process = os.getpid()
+        self.bind_loop()
         self._news = asyncio.Event()
         self._listeners: WeakSet[EventQueue] = WeakSet()
         self._subscription: Subscription | None = None
@@ -130,25 +128,25 @@ class GangOwner:
 
     async def _asked(self, deadline: float | None, patience_s: float) -> None:
         reply, asked_at = await self._coordinator.acquire(self.request, deadline, patience_s)
-        if self._loop.time() - asked_at > self.core.ttl_s / 6:
+        if self.loop.time() - asked_at > self.core.ttl_s / 6:
             # It may have been formed long before this answer came: renew, so that trust is measured from a known time.
             reply, asked_at = await self._trust(deadline, patience_s)
         self._asking = None
-        self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
+        self._carry_out(self.core.answered(reply, asked_at, self.loop.time()))
 
     async def _trust(self, deadline: float | None, patience_s: float) -> tuple[GangReply, float]:
         """Renew the gang before it is used. If the caller's deadline has passed, this waits only a little longer."""
-        now = self._loop.time()
+        now = self.loop.time()
         limit = now + min(patience_s, self.core.ttl_s)
         if deadline is not None:
             limit = min(limit, max(deadline, now) + _TRUST_S)
         while True:
-            asked_at = self._loop.time()
+            asked_at = self.loop.time()
             try:
                 renewed = await self._coordinator.ask(GangOperation.RENEW, self._owned, max(0.1, limit - asked_at))
                 return renewed, asked_at
             except Unavailable:
-                if self._loop.time() + 0.2 > limit:
+                if self.loop.time() + 0.2 > limit:
                     raise
                 await asyncio.sleep(0.2)
 
@@ -157,7 +155,7 @@ class GangOwner:
         if self._released is None:
             wanted = self.core.over is None
             self._carry_out(self.core.close(ClosedError(f"gang {self.id} was released")))
-            self._released = self._loop.create_task(self._give_back(wanted), name=f"gangline-release-{self.id}")
+            self._released = self.loop.create_task(self._give_back(wanted), name=f"gangline-release-{self.id}")
         return self._released
 
     async def _give_back(self, wanted: bool) -> None:
@@ -195,14 +193,6 @@ class GangOwner:
 
     # -- generations ----------------------------------------------------------------------------------------------
 
-    def check_here(self) -> None:
-        """
-        Raises:
-            InvalidRequest, ClosedError: this is not the client's event loop, or not its process.
-        """
-        if running_loop() is not self._loop:
-            raise not_ours(self._process)
-
     def check(self) -> None:
         """Check that tasks may be sent to members now.
 
@@ -210,10 +200,10 @@ class GangOwner:
             LeaseExpired: not renewed in time.
             GangEnded, GangFailed, ClosedError: it has ended.
         """
-        self.check_here()
+        self.check_loop()
         if self._over is not None:
             raise self._over()
-        trouble = self.core.trouble(self._loop.time())
+        trouble = self.core.trouble(self.loop.time())
         if trouble is not None:
             raise trouble
 
@@ -223,7 +213,7 @@ class GangOwner:
             return OwnedState.ENDED
         if self.formation is None or self.formation.down is not None:
             return OwnedState.RESTARTING
-        if self.core.trouble(self._loop.time()) is not None:
+        if self.core.trouble(self.loop.time()) is not None:
             return OwnedState.UNCONFIRMED
         return OwnedState.REPAIRING if self.formation.lost else OwnedState.FORMED
 
@@ -233,7 +223,7 @@ class GangOwner:
         Raises:
             GangEnded, GangFailed, ClosedError: there will be none.
         """
-        self.check_here()
+        self.check_loop()
         while True:
             if self._over is not None:
                 raise self._over()
@@ -262,7 +252,7 @@ class GangOwner:
 
     def listen(self) -> EventQueue:
         """A queue of events from now on; None marks the end. To unsubscribe, drop the reference."""
-        self.check_here()
+        self.check_loop()
         queue: EventQueue = asyncio.Queue(_EVENTS_KEPT)
         if self._over is not None:
             queue.put_nowait(None)
@@ -271,7 +261,7 @@ class GangOwner:
 
     def suspect(self) -> None:
         """A member seems to be lost: renew now instead of when it is due."""
-        self._carry_out(self.core.tick(self._loop.time()))
+        self._carry_out(self.core.tick(self.loop.time()))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +271,7 @@ class GangOwner:
             return
         self._pass_on(event)
         ready = self.core.ready
-        self._carry_out(self.core.told(event, self._loop.time()))
+        self._carry_out(self.core.told(event, self.loop.time()))
         if self.core.ready > ready:
             self._news.set()
 
@@ -296,7 +286,7 @@ class GangOwner:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._carry_out(self.core.tick(self._loop.time()))
+        self._carry_out(self.core.tick(self.loop.time()))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -339,22 +329,22 @@ class GangOwner:
         asking, self._asking = self._asking, None
         if asking is not None:
             # The answer with the error follows shortly and says more than the event.
-            asking.reschedule(self._loop.time() + (0.0 if self._over is None else ANSWER_S))
+            asking.reschedule(self.loop.time() + (0.0 if self._over is None else ANSWER_S))
 
     def _renew(self) -> None:
         if self._renewal is None:
-            self._renewal = self._loop.create_task(self._ask(), name=f"gangline-renew-{self.id}")
+            self._renewal = self.loop.create_task(self._ask(), name=f"gangline-renew-{self.id}")
 
     async def _ask(self) -> None:
-        asked_at = self._loop.time()
+        asked_at = self.loop.time()
         timeout_s = max(0.25, self.core.ttl_s / 4)
         effects: list[Effect] = []
         ready = self.core.ready
         try:
             reply = await self._coordinator.ask(GangOperation.RENEW, self._owned, timeout_s)
-            effects = self.core.answered(reply, asked_at, self._loop.time())
+            effects = self.core.answered(reply, asked_at, self.loop.time())
         except GanglineError as error:
-            effects = self.core.refused(error, self._loop.time())
+            effects = self.core.refused(error, self.loop.time())
         finally:
             self._renewal = None
         self._carry_out(effects)
@@ -367,7 +357,7 @@ class GangOwner:
             self._timer = None
         at = self.core.renew_at
         if at is not None:
-            self._timer = self._loop.call_at(at, self._on_timer)
+            self._timer = self.loop.call_at(at, self._on_timer)
 
 
 def _put(queue: EventQueue, event: GangEvent | None) -> None:

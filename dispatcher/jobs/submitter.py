@@ -12,7 +12,7 @@ from ...bus.port.bus import NotPermitted, Publication, StorageUnavailable, Strea
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
-from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidRequest, InvalidSettings
+from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, job_of_tenant, short_job, split_target, split_tenant
 from ...schemas.records.jobs import JobState
@@ -37,7 +37,7 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
         InvalidArguments: there are both positional and named arguments, which a body cannot represent, or one that
             cannot be sent.
     """
-    if not isinstance(kwargs, Mapping):
+    if type(kwargs) is not dict and not isinstance(kwargs, Mapping):
         raise InvalidArguments(f"{where}: {brief(kwargs)} is not a dict of named arguments")
     if args and kwargs:
         raise InvalidArguments(
@@ -47,12 +47,13 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
     value: Any = kwargs or args
     if not value:
         return b"", Format.JSON
-    if _TEXT.issuperset(map(type, kwargs)) and codec.JSON_ATOMS.issuperset(map(type, kwargs.values() or args)):
-        try:
-            codec.pack(value)
+    if _TEXT.issuperset(map(type, kwargs)) and codec.ATOMS.issuperset(map(type, kwargs.values() or args)):
+        packed = codec.pack_atoms(value)
+        if packed is not None:
+            if codec.loses_in_json(list(args or kwargs.values())):
+                return packed, Format.MSGPACK
             return codec.to_json(value), Format.JSON
-        except InvalidRequest:
-            pass  # what msgpack cannot represent, JSON should not: named below
+        # What msgpack cannot represent, JSON should not: named below.
     by_place, named = wire_arguments(args, kwargs, where)
     value = named or by_place
     fmt = Format.MSGPACK if codec.loses_in_json(value) else Format.JSON

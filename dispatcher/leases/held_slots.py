@@ -252,7 +252,7 @@ class HeldSlots:
                 offer them to other routers first.
         """
         if not self._ended:
-            self._exchange.check_here()
+            self._exchange.check_loop()
             self.consume()
             self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
             if aside_s > 0:
@@ -291,7 +291,7 @@ class HeldSlots:
         """Send a renewal now; the answer arrives later. No-op if the hold is over."""
         if self._ended or self.failure is not None:
             return
-        self._exchange.check_here()
+        self._exchange.check_loop()
         if self._renewal is not None:
             self._exchange.forget(self._renewal)
         now, terms = self._exchange.loop.time(), self.terms

@@ -498,7 +498,7 @@ class Router:
         if self._state != "running":
             why = "was not started" if self._state == "new" else "was stopped"
             raise ClosedError(f"this router {why}")
-        self.exchange.check_here()
+        self.exchange.check_loop()
 
     @property
     def running(self) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any, Final, Protocol
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.subjects import Subscription
 from ...bus.rpc.requester import error_in
 from ...runtime.clock import Environment
-from ...runtime.loop_thread import not_ours, running_loop
-from ...runtime.tasks import TaskSet
+from ...runtime.tasks import LoopBound, TaskSet
 from ...schemas.errors.base import (
     ClosedError,
     Disconnected,
@@ -105,7 +104,7 @@ class StatusProbe(InFlightRequest):
         pass
 
 
-class RequestExchange:
+class RequestExchange(LoopBound):
     """All communication of one router with workers."""
 
     def __init__(
@@ -127,7 +126,7 @@ class RequestExchange:
         self._prefix = f"{bus.inbox}.{token[:_PREFIX_CHARS]}"
         self._secret = token[_PREFIX_CHARS:].encode()
         """Makes the tokens of channels; each worker sees the prefix, and its own token only."""
-        self._flights: dict[int, InFlightRequest] = {}
+        self.flights: dict[int, InFlightRequest] = {}
         self._unbelieved: dict[int, tuple[int, Frame]] = {}
         """By flight: rejections in epochs that their workers have not confirmed yet."""
         self._channels: dict[str, WorkerChannel] = {}
@@ -136,7 +135,6 @@ class RequestExchange:
         """Ids of frames, ascending. Also used as the order of arrival."""
         self.new_id: Callable[[], int] = self.numbers.__next__
         self._channel_numbers = itertools.count(1)
-        self.loop: asyncio.AbstractEventLoop
         """The loop it was started on."""
         self.new_future: Callable[[], asyncio.Future[Any]]
         """Creates futures of that loop."""
@@ -153,7 +151,6 @@ class RequestExchange:
         self._malformed = 0
         self._lone = False
         """The only flight has just ended, and its caller is about to continue."""
-        self.process = os.getpid()
         self.reconnected_at = float("-inf")
         """Loop time of the last reconnect. Workers may reconnect a moment later."""
 
@@ -161,7 +158,7 @@ class RequestExchange:
 
     async def start(self) -> None:
         """Start listening for answers."""
-        self.loop = asyncio.get_running_loop()
+        self.bind_loop()
         self.new_future = self.loop.create_future
         self._unlisten = self.bus.on_connection(self._on_connection)
         self._subscription = await self.bus.subscribe(f"{self._prefix}.>", self._on_message)
@@ -169,14 +166,14 @@ class RequestExchange:
     async def stop(self) -> None:
         """Stop listening; flights end with ClosedError, and workers are told to cancel them. Safe before `start`, and
         twice."""
-        for flight in list(self._flights.values()):
+        for flight in list(self.flights.values()):
             sent = not self.recall(flight)
             if sent and flight.checked:
                 self.post(flight.worker, (RequestOp.CANCEL, flight.id))
             elif sent and flight.reserves:
                 self.post(flight.worker, (RequestOp.RELEASE, flight.id, None))
             flight.fail(ClosedError("this client was closed", may_have_started=sent))
-        self._flights.clear()
+        self.flights.clear()
         await self._settling.stop()
         for channel in self._channels.values():
             channel.flush()
@@ -186,31 +183,18 @@ class RequestExchange:
             subscription, self._subscription = self._subscription, None
             await subscription.unsubscribe()
 
-    @property
-    def in_flight(self) -> int:
-        """See channel.ChannelOwner."""
-        return len(self._flights)
-
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See channel.ChannelOwner."""
         self.bus.at_turn_end(callback)
 
     def statistics(self) -> dict[str, int]:
         """Flights without an answer, channels, unreadable answers."""
-        return {"in_flight": self.in_flight, "channels": len(self._channels), "malformed": self._malformed}
+        return {"in_flight": len(self.flights), "channels": len(self._channels), "malformed": self._malformed}
 
     def __repr__(self) -> str:
         return f"RequestExchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
     # -- sending --------------------------------------------------------------------------------------------------
-
-    def check_here(self) -> None:
-        """
-        Raises:
-            InvalidRequest, ClosedError: this is not the client's event loop, or not its process.
-        """
-        if running_loop() is not self.loop:
-            raise not_ours(self.process)
 
     def launch(self, flight: InFlightRequest, frame: Frame) -> None:
         """Send a frame and wait for its answer. If the worker is gone, nothing is sent and the flight is lost at once.
@@ -218,15 +202,16 @@ class RequestExchange:
         Raises:
             InvalidRequest, PayloadTooLarge, ClosedError: nothing was sent.
         """
-        if running_loop() is not self.loop:
-            raise not_ours(self.process)
+        # `check_loop`, inlined for speed.
+        if get_ident() != self.thread or not self.loop_runs():
+            raise self.elsewhere()
         channel = flight.worker.link
         if type(channel) is not WorkerChannel:
             if channel is _GONE:
                 flight.lose(TryOutcome.GONE)
                 return
             channel = self._channel(flight.worker)
-        flights = self._flights
+        flights = self.flights
         alone = self._lone and not flights
         # Before sending, because the flight may be lost at once.
         flights[flight.id] = flight
@@ -245,7 +230,7 @@ class RequestExchange:
         Raises:
             InvalidRequest, ClosedError: this is not the client's event loop, or not its process.
         """
-        self.check_here()
+        self.check_loop()
         if worker.link is not _GONE:
             self._channel(worker).send(frame)
             return
@@ -260,27 +245,27 @@ class RequestExchange:
         """Take back a frame that was not sent yet; True if that succeeded, so that nothing was sent. The flight has
         ended then, and the caller must settle it."""
         if flight.outbound is not None and flight.outbound.channel.unsend(flight):
-            self._flights.pop(flight.id, None)
+            self.flights.pop(flight.id, None)
             return True
         return False
 
     def is_open(self, flight: InFlightRequest) -> bool:
         """Whether an answer is still expected."""
-        return flight.id in self._flights
+        return flight.id in self.flights
 
     def forget(self, flight: InFlightRequest) -> None:
         """Stop waiting for an answer, without settling."""
-        self._flights.pop(flight.id, None)
+        self.flights.pop(flight.id, None)
 
     def lose(self, flight: InFlightRequest, fate: TryOutcome) -> None:
         """End a flight without an answer. No-op if it has ended."""
-        if self._flights.pop(flight.id, None) is not None:
+        if self.flights.pop(flight.id, None) is not None:
             flight.lose(fate)
 
     def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
         """See channel.ChannelOwner."""
         for flight in self._flights_on(channel):
-            del self._flights[flight.id]
+            del self.flights[flight.id]
             flight.fail(error)
 
     def lose_worker(self, worker: WorkerEntry) -> None:
@@ -288,21 +273,21 @@ class RequestExchange:
         channel = worker.link
         if isinstance(channel, WorkerChannel):
             channel.gone = True
-            self._lose_all(channel, [flight for flight in self._flights.values() if flight.worker is worker])
+            self._lose_all(channel, [flight for flight in self.flights.values() if flight.worker is worker])
         worker.link = _GONE
 
     def give_up(self, worker: WorkerEntry) -> None:
         """It is unknown whether the worker is gone: end its flights as lost, except durable ones."""
         channel = worker.link
         if isinstance(channel, WorkerChannel):
-            flights = [one for one in self._flights.values() if one.worker is worker and not one.durable]
+            flights = [one for one in self.flights.values() if one.worker is worker and not one.durable]
             self._lose_all(channel, flights)
 
     def lose_earlier(self, worker: WorkerEntry, epoch: int) -> None:
         """From that epoch on, another process has the worker's id: flights sent to the previous one are lost."""
         channel = worker.link
         if isinstance(channel, WorkerChannel):
-            flights = [one for one in self._flights.values() if one.worker is worker and 0 < one.epoch < epoch]
+            flights = [one for one in self.flights.values() if one.worker is worker and 0 < one.epoch < epoch]
             self._lose_all(channel, flights)
 
     def _lose_all(self, channel: WorkerChannel, flights: list[InFlightRequest]) -> None:
@@ -340,7 +325,7 @@ class RequestExchange:
     def check_due(self, now: float) -> None:
         """Check tasks that have had no answer for long; called a few times a second."""
         due: list[InFlightRequest] = []
-        for flight in self._flights.values():
+        for flight in self.flights.values():
             if flight.checked and flight.check_at <= now:
                 if flight.check_at:
                     due.append(flight)
@@ -353,13 +338,13 @@ class RequestExchange:
 
     def check_all(self) -> None:
         """Check all tasks: the connection was lost, and answers with it."""
-        self._check(flight for flight in self._flights.values() if flight.checked)
+        self._check(flight for flight in self.flights.values() if flight.checked)
 
     def checked(self, check: StatusProbe, states: list[int]) -> None:
         """A worker reported the state of tasks."""
         worker = check.worker
         for id, state in zip(check.tasks, states, strict=False):
-            flight = self._flights.get(id)
+            flight = self.flights.get(id)
             if flight is None or flight.worker is not worker:
                 continue
             if state == TaskState.UNKNOWN:
@@ -459,7 +444,7 @@ class RequestExchange:
                 self._end_with(flight, refusal)
 
     def _unreadable(self, channel: WorkerChannel, id: int, problem: GanglineError) -> None:
-        flight = self._flights.get(id)
+        flight = self.flights.get(id)
         if flight is not None and flight.worker is channel.worker:
             if flight.checked:
                 self.post(flight.worker, (RequestOp.CANCEL, id))
@@ -467,11 +452,11 @@ class RequestExchange:
             self._end_with(flight, InvalidResult(text, may_have_started=True))
 
     def _end_with(self, flight: InFlightRequest, error: GanglineError) -> None:
-        self._flights.pop(flight.id, None)
+        self.flights.pop(flight.id, None)
         flight.deliver([AnswerOp.ERROR, flight.id, error.code, error.message, None, error.may_have_started])
 
     def _take(self, channel: WorkerChannel, envelope: AnswerEnvelope) -> None:
-        flights, worker = self._flights, channel.worker
+        flights, worker = self.flights, channel.worker
         # Workers that represent gangs, and workers that are gone, do not count.
         if worker.known and 0.0 < worker.heard_at < self.loop.time() - GAP_S:
             self.on_gap()
@@ -516,12 +501,12 @@ class RequestExchange:
     def confirmed(self, worker: WorkerEntry) -> None:
         """The worker has confirmed its epoch: rejections in it count now."""
         for id, (epoch, frame) in list(self._unbelieved.items()):
-            flight = self._flights.get(id)
+            flight = self.flights.get(id)
             if flight is not None and (flight.worker is not worker or epoch > worker.confirmed):
                 continue
             del self._unbelieved[id]
             if flight is not None and flight.deliver(frame):
-                self._flights.pop(id, None)
+                self.flights.pop(id, None)
 
     def _on_unheard(self, channel: WorkerChannel, check: str) -> None:
         worker = channel.worker
@@ -553,7 +538,7 @@ class RequestExchange:
         """Ask whether anybody receives what is sent there; False if not even that can be sent. `refusal`: see
         StatusProbe."""
         worker = channel.worker
-        mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
+        mine = (flight.id for flight in self.flights.values() if flight.worker is worker and flight.checked)
         tasks = list(itertools.islice(mine, MAX_CHECKED))
         check_flight = StatusProbe(self.new_id(), worker, self, tasks, refusal)
         try:
@@ -561,7 +546,7 @@ class RequestExchange:
         except (Disconnected, NotPermitted, ClosedError):
             return False
         check_flight.last = channel.messages
-        self._flights[check_flight.id] = check_flight
+        self.flights[check_flight.id] = check_flight
         self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
         return True
 
@@ -589,7 +574,7 @@ class RequestExchange:
             self.check_all()
 
     def _flights_on(self, channel: WorkerChannel) -> list[InFlightRequest]:
-        return [one for one in self._flights.values() if one.outbound is not None and one.outbound.channel is channel]
+        return [one for one in self.flights.values() if one.outbound is not None and one.outbound.channel is channel]
 
     def _channel(self, worker: WorkerEntry) -> WorkerChannel:
         channel = worker.link

@@ -136,12 +136,32 @@ def packing(**options: Any) -> Callable[[Any], bytes]:
 pack: Final = packing(default=_plain)
 
 
+def _atom_packing() -> Callable[[Any], bytes | None]:
+    write = msgpack.Packer().pack
+
+    def pack_atoms(value: Any) -> bytes | None:
+        """Write msgpack of atoms, and of lists and maps of them; None: a number is too large, or a text not Unicode.
+
+        No Python code runs meanwhile, so that one packer is enough, and it takes a third less time than `pack`.
+        """
+        nonlocal write
+        try:
+            data: bytes = write(value)
+        except Exception:
+            write = msgpack.Packer().pack
+            return None
+        if len(data) > _MAX_KEPT_BYTES:
+            write = msgpack.Packer().pack
+        return data
+
+    return pack_atoms
+
+
+pack_atoms: Final = _atom_packing()
+
+
 ATOMS: Final = frozenset({type(None), bool, float, bytes, str, int})
 """Types of all plain wire values but lists and maps."""
-
-
-are_atoms: Final = ATOMS.issuperset
-"""Whether all of these types are."""
 
 
 def unpack(data: bytes, *, budget: int | None = None) -> Any:

@@ -21,10 +21,10 @@ import msgpack
 import pydantic_core
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
-from ..errors.base import InvalidArguments, InvalidRequest, InvalidResult
+from ..errors.base import InvalidArguments, InvalidRequest, InvalidResult, MalformedMessage
 from ..limits import MAX_DEPTH
 from ..text import shown
-from .codec import ATOMS, pack, packing
+from .codec import ATOMS, pack, packing, unpack
 
 SCALARS = frozenset({type(None), bool, float, bytes})
 """Types whose values are already wire values. (But integers may be too large, and text may not be valid Unicode.)"""
@@ -90,11 +90,19 @@ def _pack_plain(value: Any, write: Callable[[Any], bytes]) -> bytes | None:
         data = write(value)
     except InvalidRequest:
         return None
-    # The packer would also write an extension type, and nests deeper than we do. A text may contain the same bytes.
+    # The packer would also write an extension type, and nests deeper than we do. Texts and numbers may contain the same
+    # bytes.
     found = data.translate(None, _NEITHER)
-    if (len(found) > MAX_DEPTH or found.strip(_CONTAINERS)) and not is_plain(value):
+    if (len(found) > MAX_DEPTH or found.strip(_CONTAINERS)) and not is_plain(value) and not _reads_plain(data):
         return None
     return data
+
+
+def _reads_plain(data: bytes) -> bool:
+    try:
+        return is_plain(unpack(data))
+    except MalformedMessage:
+        return False
 
 
 class _Side:
@@ -158,22 +166,29 @@ def pack_task(frame: Sequence[Any]) -> bytes:
     Raises:
         InvalidArguments: names the argument, and the place in it, that cannot be sent.
     """
-    method, args, kwargs = frame[2:5]
-    frame_of_lists = [*frame[:3], args and list(args), *frame[4:]]
-    if (packed := _pack_plain(frame_of_lists, _write_arguments)) is not None:
+    args, kwargs = frame[3], frame[4]
+    lists = list(frame)  # where types are strict, msgpack writes no tuples
+    if args:
+        lists[3] = list(args)
+    if (packed := _pack_plain(lists, _write_arguments)) is not None:
         return packed
-    by_place, named = wire_arguments(args or (), kwargs, method)
+    by_place, named = wire_arguments(args or (), kwargs, frame[2])
     return pack((*frame[:3], by_place or None, named or None, *frame[5:]))
 
 
 def _writing(side: _Side) -> Callable[[Any], bytes]:
     """A function that writes msgpack of what takes one step of conversion at each place."""
 
+    by_alias = side.by_alias
+
     def converted(value: Any) -> Any:
         """msgpack's hook for types that it does not know. It does not say whether the value is a key, which must not
         become a list or map: it is none if it has no hash."""
+        kind = type(value)
+        if (serializer := getattr(kind, "__pydantic_serializer__", None)) is not None and kind.__hash__ is None:
+            return serializer.to_python(value, by_alias=by_alias, warnings=False)
         plain = _plain(value, "", side)
-        if type(plain) not in ATOMS and type(value).__hash__ is not None:
+        if type(plain) not in ATOMS and kind.__hash__ is not None:
             raise _Unusual
         return plain
 

@@ -111,7 +111,7 @@ async def test_the_error_names_the_argument_and_the_key() -> None:
 
 async def test_neighbours_of_a_frame_that_cannot_be_read_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a client that does not check, or another program."""
-    monkeypatch.setattr("gangline.dispatcher.transport.channel._packed", codec.pack)
+    monkeypatch.setattr("gangline.dispatcher.transport.channel._pack_task", codec.pack)
     async with cluster(pool) as client:
         await client.call("app.take", 0)
         async with asyncio.timeout(1):

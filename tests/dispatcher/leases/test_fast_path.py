@@ -161,7 +161,7 @@ async def test_a_call_on_a_lease_that_is_sent_again_has_what_is_left_of_its_time
         [_, sent] = await worker.hears(RequestOp.TASK, 2)
         await asyncio.sleep(0.5)
         worker.behave = obedient
-        rig.router.exchange.lose(rig.router.exchange._flights[sent[1]], TryOutcome.UNSEEN)
+        rig.router.exchange.lose(rig.router.exchange.flights[sent[1]], TryOutcome.UNSEEN)
         assert await call == ["w1", "echo"]
         [*_, again] = worker.heard_of(RequestOp.TASK)
         assert again[5] == 1500 and again[9]["attempt"] == 2

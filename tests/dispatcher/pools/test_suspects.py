@@ -61,7 +61,7 @@ async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(r
     await asyncio.sleep(1.1)
     rig.router.pools["images"].beat = lambda *_: True  # whatever else we hear of it
     exchange, told = rig.router.exchange, []
-    exchange.on_gap = lambda: told.append(task[1] in exchange._flights)
+    exchange.on_gap = lambda: told.append(task[1] in exchange.flights)
     await asyncio.sleep(1.5)
     worker.answer((AnswerOp.OK, 999, None))
     await turns()

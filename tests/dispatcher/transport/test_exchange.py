@@ -36,7 +36,7 @@ async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) ->
     exchange = rig.client.router.exchange
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     await worker.hears(RequestOp.TASK)
-    entry, before = next(iter(exchange._flights.values())).worker, worker.messages
+    entry, before = next(iter(exchange.flights.values())).worker, worker.messages
     for number in range(64):
         exchange.post(entry, (RequestOp.ACK, "images", f"images.j{number}", number, 0, 1))
     await worker.hears(RequestOp.ACK, 64)

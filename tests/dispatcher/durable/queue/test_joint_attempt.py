@@ -172,7 +172,7 @@ async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_wo
         for number in (0, 2):
             await ranks.answer(number, AnswerOp.OK, f"r{number}")
         exchange = ranks.rig.router.exchange
-        (part,) = exchange._flights.values()
+        (part,) = exchange.flights.values()
         exchange.lose(part, TryOutcome.FORGOTTEN)
         if not acks:
             assert [error.code for _, error in ranks.ended if error] == ["result_lost"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -61,6 +62,8 @@ class Transport(Bus, Protocol):
         ...
 
 
+log = logging.getLogger("gangline.bus")
+
 MINIMUM_VERSION: Final = (2, 12)
 
 STREAM_NOT_FOUND: Final = 10059
@@ -72,6 +75,10 @@ TRANSIENT_CONFLICT: Final = 10164
 TOO_MANY_BATCHES: Final = 10210
 """The stream has as many open atomic batches, ours or others', as the server allows."""
 ID_IN_PROCESS: Final = 10158
+_STORE_FAILED: Final = 10077
+_FULL: Final = (10002, 10023, 10028, 10047, _STORE_FAILED, 10122)
+_FULL_S: Final = 6.0
+"""A shortage is over when nothing was refused for so long: whoever must store something tries again more often."""
 _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
@@ -102,13 +109,74 @@ class ApiError(StorageUnavailable):
     @property
     def temporary(self) -> bool:
         """Whether to try again soon: there is no leader yet, or too few known peers."""
-        return self.details.get("status") == 503 or self.number in (10005, 10008, 10074)
+        unavailable = self.details.get("status") == 503 and not self.full
+        return unavailable or self.number in (10005, 10008, 10074)
 
     @property
     def busy(self) -> bool:
         """Another write with this id or key is in flight in the cluster, perhaps our own earlier attempt: try again.
         Until then it is unknown whether that one is stored."""
         return self.number in _BUSY
+
+    @property
+    def full(self) -> bool:
+        """The server, the account or the stream has no room. That can last, so nobody waits in silence."""
+        return self.number in _FULL
+
+    @property
+    def at_limit(self) -> bool:
+        """The stream has reached its own limit."""
+        return self.number == _STORE_FAILED and "maximum" in str(self.details["description"])
+
+
+class StorageShortage:
+    """Which streams and buckets have refused to store something for want of room. The beginning and the end of each
+    shortage are logged once."""
+
+    def __init__(self) -> None:
+        self._refusals: dict[str, tuple[str, float]] = {}
+        """By stream or bucket: what the server said last, and the loop time until which that counts."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def refused(self, where: str, error: ApiError) -> None:
+        """The server has refused to store something there."""
+        if not error.full:
+            return
+        loop = asyncio.get_running_loop()
+        cause, began = str(error.details["description"]), where not in self._refusals
+        self._refusals[where] = (cause, loop.time() + _FULL_S)
+        if began:
+            log.error(
+                "no room in %s: %s. What must be stored there waits, such as the end of tasks: give the server or "
+                "account more storage, raise the limit of the stream, or delete what is not needed",
+                where,
+                cause,
+                extra={"action": "bus.storage_full", "stored_in": where},
+            )
+            self._timers[where] = loop.call_later(_FULL_S, self._check, where)
+
+    def _check(self, where: str) -> None:
+        loop = asyncio.get_running_loop()
+        until = self._refusals[where][1]
+        if until > loop.time():
+            self._timers[where] = loop.call_at(until, self._check, where)
+            return
+        del self._refusals[where], self._timers[where]
+        log.warning(
+            "no write to %s was refused for %g s: there is room again",
+            where,
+            _FULL_S,
+            extra={"action": "bus.storage_room", "stored_in": where},
+        )
+
+    def reasons(self) -> list[str]:
+        """One text for each. Only reads, so any thread may call it."""
+        return [f"no room in {where} ({cause})" for where, (cause, _) in list(self._refusals.items())]
+
+    def stop(self) -> None:
+        """The connection is closing."""
+        for timer in self._timers.values():
+            timer.cancel()
 
 
 class JetStreamApi:
@@ -118,6 +186,9 @@ class JetStreamApi:
         self._bus = bus
         self.timeout_s = timeout_s
         self._checked_version = ""
+        self.shortage = StorageShortage()
+        self.reserving = asyncio.Lock()
+        """Held while a share of what the server can reserve is looked for."""
 
     async def call(
         self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, timeout_s: float | None = None

@@ -62,8 +62,9 @@ class NatsStream:
             label=f"the stream {name}",
             configuration={**stream_configuration(name, settings), **(more or {})},
             sources=sources,
+            share=settings.share,
         )
-        self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
+        self._publisher = Publisher(bus, name, self.upkeep, settings.subjects, keeps_old=settings.keeps_old)
         self._consumers: set[PullConsumer] = set()
         self._readings: dict[OrderedConsumer, None] = {}
 

@@ -64,6 +64,7 @@ class AtomicBatch:
                 return await self._try(self._bus.ambient.token(), timeout_s)
             except ApiError as error:
                 last: Unavailable = error
+                self._bus.api.shortage.refused(f"the bucket {self._bucket.name}", error)
                 if error.number == WRONG_LAST_SEQUENCE:
                     committed = await self._after_conflict()
                     if committed is not None:

@@ -242,6 +242,7 @@ class WriteInFlight:
                     except NoResponders:
                         await self._without_leader()
                     except ApiError as error:
+                        self._bus.api.shortage.refused(f"the bucket {self._bucket.name}", error)
                         if not error.busy and not error.temporary:
                             raise
                         await self._while_busy(error)

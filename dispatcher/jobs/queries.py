@@ -268,7 +268,10 @@ class JobQueries:
             )
         elif info.state is JobState.QUEUED:
             obstacles = (JobObstacle(kind="position", text=info.reason or UNREAD),)
-        return JobWhyReply(job=info, obstacles=obstacles)
+        impaired = ""
+        with contextlib.suppress(Unavailable):  # its dispatcher may be unable to take the queue over
+            impaired = (await self.ask(info.endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)).impaired
+        return JobWhyReply(job=info, obstacles=obstacles, impaired=impaired)
 
     async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
         """Whether the dispatcher of its endpoint has fetched this very message, or does not know yet."""

@@ -144,7 +144,10 @@ class StorageShortage:
             return
         loop = asyncio.get_running_loop()
         cause, began = str(error.details["description"]), where not in self._refusals
-        self._refusals[where] = (cause, loop.time() + _FULL_S)
+        until = loop.time() + _FULL_S
+        if not error.at_limit:  # what no longer tries would find no room either
+            self._refusals = {place: (said, max(end, until)) for place, (said, end) in self._refusals.items()}
+        self._refusals[where] = (cause, until)
         if began:
             log.error(
                 "no room in %s: %s. What must be stored there waits, such as the end of tasks: give the server or "
@@ -163,7 +166,7 @@ class StorageShortage:
             return
         del self._refusals[where], self._timers[where]
         log.warning(
-            "no write to %s was refused for %g s: there is room again",
+            "no write to %s was refused for %g s: it has room again",
             where,
             _FULL_S,
             extra={"action": "bus.storage_room", "stored_in": where},

@@ -102,6 +102,7 @@ class NatsStream:
             first_sequence=int(state["first_seq"]),
             last_sequence=int(state["last_seq"]),
             subjects=subjects,
+            max_bytes=int((found.get("config") or {}).get("max_bytes") or -1),
         )
 
     async def get(self, sequence: int) -> StreamMessage | None:

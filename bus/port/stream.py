@@ -120,6 +120,8 @@ class StreamState:
     last_sequence: int
     subjects: Mapping[str, int]
     """Number of messages of each requested subject."""
+    max_bytes: int = -1
+    """Its limit; -1: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

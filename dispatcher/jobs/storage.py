@@ -88,7 +88,8 @@ class TaskStorage:
     refused. -1, here and below, or if the server cannot reserve so much: a share of what it can still reserve."""
     schedules_max_bytes: int = -1
     """Maximum size of tasks that wait for their time or repeat. When full, the oldest would be lost, so it is unlimited
-    by default."""
+    by default. But where the queues have only a share, what exceeds four times that share is refused: it becomes a dead
+    letter."""
     results_max_bytes: int = 1024 * MEBIBYTE
     """Maximum size of the results bucket; when it is full, tasks end only when older results have expired."""
     objects_max_bytes: int = 4096 * MEBIBYTE
@@ -217,6 +218,11 @@ class TaskStreams:
         self._opening: dict[tuple[str, bool], asyncio.Lock] = {}
         self.known_tenant: str | None = None
         """What `tenant` answers; None: it was not asked yet."""
+
+    @property
+    def tasks_wanted_bytes(self) -> int:
+        """The limit that the stream of tasks should have; -1: none."""
+        return self._storage.tasks_max_bytes
 
     async def tasks(self, *, make: bool = True) -> Stream:
         """Tasks that wait or run."""

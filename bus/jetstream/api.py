@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ...runtime.clock import Environment
@@ -78,7 +79,7 @@ ID_IN_PROCESS: Final = 10158
 _STORE_FAILED: Final = 10077
 _FULL: Final = (10002, 10023, 10028, 10047, _STORE_FAILED, 10122)
 _FULL_S: Final = 6.0
-"""A shortage is over when nothing was refused for so long: whoever must store something tries again more often."""
+"""A refusal counts for so long: whoever must store something tries again more often."""
 _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
@@ -129,13 +130,22 @@ class ApiError(StorageUnavailable):
         return self.number == _STORE_FAILED and "maximum" in str(self.details["description"])
 
 
+@dataclass(slots=True)
+class _Refusal:
+    cause: str
+    """What the server said last."""
+    until: float
+    """Loop time until which it counts."""
+    stored_since: bool = False
+
+
 class StorageShortage:
     """Which streams and buckets have refused to store something for want of room. The beginning and the end of each
     shortage are logged once."""
 
     def __init__(self) -> None:
-        self._refusals: dict[str, tuple[str, float]] = {}
-        """By stream or bucket: what the server said last, and the loop time until which that counts."""
+        self.refusals: dict[str, _Refusal] = {}
+        """By stream or bucket."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def refused(self, where: str, error: ApiError) -> None:
@@ -143,11 +153,11 @@ class StorageShortage:
         if not error.full:
             return
         loop = asyncio.get_running_loop()
-        cause, began = str(error.details["description"]), where not in self._refusals
-        until = loop.time() + _FULL_S
-        if not error.at_limit:  # what no longer tries would find no room either
-            self._refusals = {place: (said, max(end, until)) for place, (said, end) in self._refusals.items()}
-        self._refusals[where] = (cause, until)
+        cause, until, began = str(error.details["description"]), loop.time() + _FULL_S, where not in self.refusals
+        self.refusals[where] = _Refusal(cause, until)
+        if not error.at_limit:
+            for other in self.refusals.values():  # what is not tried now would find no room either
+                other.until = until
         if began:
             log.error(
                 "no room in %s: %s. What must be stored there waits, such as the end of tasks: give the server or "
@@ -156,25 +166,25 @@ class StorageShortage:
                 cause,
                 extra={"action": "bus.storage_full", "stored_in": where},
             )
-            self._timers[where] = loop.call_later(_FULL_S, self._check, where)
+            self._timers[where] = loop.call_at(until, self._check, where)
+
+    def stored(self, where: str) -> None:
+        """Something was stored there."""
+        if where in self.refusals:
+            self.refusals[where].stored_since = True
 
     def _check(self, where: str) -> None:
-        loop = asyncio.get_running_loop()
-        until = self._refusals[where][1]
-        if until > loop.time():
-            self._timers[where] = loop.call_at(until, self._check, where)
+        loop, refusal = asyncio.get_running_loop(), self.refusals[where]
+        if refusal.until > loop.time():
+            self._timers[where] = loop.call_at(refusal.until, self._check, where)
             return
-        del self._refusals[where], self._timers[where]
-        log.warning(
-            "no write to %s was refused for %g s: it has room again",
-            where,
-            _FULL_S,
-            extra={"action": "bus.storage_room", "stored_in": where},
-        )
+        del self.refusals[where], self._timers[where]
+        if refusal.stored_since:
+            log.warning("%s has room again", where, extra={"action": "bus.storage_room", "stored_in": where})
 
     def reasons(self) -> list[str]:
         """One text for each. Only reads, so any thread may call it."""
-        return [f"no room in {where} ({cause})" for where, (cause, _) in list(self._refusals.items())]
+        return [f"no room in {where} ({refusal.cause})" for where, refusal in list(self.refusals.items())]
 
     def stop(self) -> None:
         """The connection is closing."""

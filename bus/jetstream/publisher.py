@@ -46,6 +46,7 @@ class Publisher:
         self._name = name
         self._upkeep = upkeep
         self._keeps_old = keeps_old
+        self._shortage = bus.api.shortage
         self._loop = asyncio.get_running_loop()
         self._patterns = [SubjectPattern(text) for text in subjects]
         self._under: tuple[str, ...] = tuple(text[:-1] for text in subjects if text.endswith(".>") and "*" not in text)
@@ -167,12 +168,14 @@ class Publisher:
             raise StorageUnavailable(
                 f"stream {body.get('stream')!r} took a message for {self._name!r}: they have subjects in common"
             )
+        if self._shortage.refusals:
+            self._shortage.stored(f"the stream {self._name}")
         return Published(sequence=int(body["seq"]), duplicate=bool(body.get("duplicate")))
 
     def _note(self, error: ApiError) -> None:
         """Remember that there is no room. A full queue refuses what is new, which is as it should be."""
         if error.full and not (self._keeps_old and error.at_limit):
-            self._bus.api.shortage.refused(f"the stream {self._name}", error)
+            self._shortage.refused(f"the stream {self._name}", error)
 
     @staticmethod
     def _judged(error: ApiError, earlier: bool) -> Unavailable:

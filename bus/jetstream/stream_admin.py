@@ -24,6 +24,8 @@ _PATIENCE_S: Final = 2.0
 _MOST_BYTES: Final = 1 << 40
 _LEAST_BYTES: Final = 64 * 1024
 """A smaller limit would be of no use."""
+_AMPLE_BYTES: Final = 1 << 30
+"""A share of this size is no reason for a warning."""
 _HARMFUL: Final = "which lets anyone who may write to it harm others"
 _SKIPPING: Final = "which loses delayed tasks when its leader changes on a server before 2.15"
 
@@ -279,7 +281,8 @@ class StreamAdmin:
         if share is None:
             self._warn_unlimited("the server has no room left to reserve: give it more storage, or set")
             return
-        log.warning(
+        log.log(
+            logging.INFO if share >= _AMPLE_BYTES else logging.WARNING,
             "%s is limited to %d bytes, a share of what the server can still reserve: set GANGLINE_MAX_BYTES for "
             "another limit",
             self._label,

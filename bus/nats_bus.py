@@ -363,9 +363,10 @@ class NatsBus(LoopBound):
             except Exception:
                 log.exception("a listener of the connection failed", extra={"action": "bus.listener_failed"})
 
-    def lost_rights(self) -> list[str]:
+    def impairments(self) -> list[str]:
         now = self.loop.time()
-        return [f"may not {lost.right.value} {lost.subject!r} any more" for lost in self._refusals.lost(now)]
+        lost_rights = [f"may not {lost.right.value} {lost.subject!r} any more" for lost in self._refusals.lost(now)]
+        return lost_rights + self.api.shortage.reasons()
 
     def on_disconnected(self, reason: str) -> None:
         """See ConnectionObserver."""

@@ -36,6 +36,7 @@ def object_stream(name: str, settings: BucketSettings) -> tuple[str, StreamSetti
         storage=settings.storage,
         replicas=settings.replicas,
         max_bytes=settings.max_bytes,
+        share=settings.share,
     )
 
 
@@ -259,6 +260,7 @@ class OpenedStorage:
 
     def stop(self) -> None:
         """The connection is closing."""
+        self._bus.api.shortage.stop()
         for bucket in self._buckets.values():
             bucket.stop()
         for stream in self._streams.values():

@@ -26,6 +26,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -54,10 +55,10 @@ FRUGAL = {
     "GOMAXPROCS": "1",
     "GOGC": "off",
     "GOMEMLIMIT": "256MiB",
-    "GANGLINE_MAX_BYTES": "-1",
+    "GANGLINE_MAX_BYTES": str(16 << 20),
     "GANGLINE_HISTORY": "off",
 }
-"""GANGLINE_MAX_BYTES: so many namespaces on one server cannot each reserve room. Tests of the history switch it on."""
+"""Tests of the history switch it on."""
 
 # Bounded, and exits with its parent process.
 BUSY = """
@@ -396,8 +397,11 @@ def nats_url() -> Iterator[str]:
         return
     from gangline.bus.embedded.server import EmbeddedServer
 
-    with EmbeddedServer() as server:
-        yield server.url
+    # Each namespace reserves room: together more than the machine has.
+    with tempfile.TemporaryDirectory() as folder:
+        room = f'jetstream {{ store_dir: "{folder}", max_file_store: 1PB, max_memory_store: 1PB }}'
+        with EmbeddedServer(config=room) as server:
+            yield server.url
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ...runtime.clock import Environment
@@ -61,6 +63,8 @@ class Transport(Bus, Protocol):
         ...
 
 
+log = logging.getLogger("gangline.bus")
+
 MINIMUM_VERSION: Final = (2, 12)
 
 STREAM_NOT_FOUND: Final = 10059
@@ -72,6 +76,10 @@ TRANSIENT_CONFLICT: Final = 10164
 TOO_MANY_BATCHES: Final = 10210
 """The stream has as many open atomic batches, ours or others', as the server allows."""
 ID_IN_PROCESS: Final = 10158
+_STORE_FAILED: Final = 10077
+_FULL: Final = (10002, 10023, 10028, 10047, _STORE_FAILED, 10122)
+_FULL_S: Final = 6.0
+"""A refusal counts for so long: whoever must store something tries again more often."""
 _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
@@ -102,13 +110,86 @@ class ApiError(StorageUnavailable):
     @property
     def temporary(self) -> bool:
         """Whether to try again soon: there is no leader yet, or too few known peers."""
-        return self.details.get("status") == 503 or self.number in (10005, 10008, 10074)
+        unavailable = self.details.get("status") == 503 and not self.full
+        return unavailable or self.number in (10005, 10008, 10074)
 
     @property
     def busy(self) -> bool:
         """Another write with this id or key is in flight in the cluster, perhaps our own earlier attempt: try again.
         Until then it is unknown whether that one is stored."""
         return self.number in _BUSY
+
+    @property
+    def full(self) -> bool:
+        """The server, the account or the stream has no room. That can last, so nobody waits in silence."""
+        return self.number in _FULL
+
+    @property
+    def at_limit(self) -> bool:
+        """The stream has reached its own limit."""
+        return self.number == _STORE_FAILED and "maximum" in str(self.details["description"])
+
+
+@dataclass(slots=True)
+class _Refusal:
+    cause: str
+    """What the server said last."""
+    until: float
+    """Loop time until which it counts."""
+    stored_since: bool = False
+
+
+class StorageShortage:
+    """Which streams and buckets have refused to store something for want of room. The beginning and the end of each
+    shortage are logged once."""
+
+    def __init__(self) -> None:
+        self.refusals: dict[str, _Refusal] = {}
+        """By stream or bucket."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def refused(self, where: str, error: ApiError) -> None:
+        """The server has refused to store something there."""
+        if not error.full:
+            return
+        loop = asyncio.get_running_loop()
+        cause, until, began = str(error.details["description"]), loop.time() + _FULL_S, where not in self.refusals
+        self.refusals[where] = _Refusal(cause, until)
+        if not error.at_limit:
+            for other in self.refusals.values():  # what is not tried now would find no room either
+                other.until = until
+        if began:
+            log.error(
+                "no room in %s: %s. What must be stored there waits, such as the end of tasks: give the server or "
+                "account more storage, raise the limit of the stream, or delete what is not needed",
+                where,
+                cause,
+                extra={"action": "bus.storage_full", "stored_in": where},
+            )
+            self._timers[where] = loop.call_at(until, self._check, where)
+
+    def stored(self, where: str) -> None:
+        """Something was stored there."""
+        if where in self.refusals:
+            self.refusals[where].stored_since = True
+
+    def _check(self, where: str) -> None:
+        loop, refusal = asyncio.get_running_loop(), self.refusals[where]
+        if refusal.until > loop.time():
+            self._timers[where] = loop.call_at(refusal.until, self._check, where)
+            return
+        del self.refusals[where], self._timers[where]
+        if refusal.stored_since:
+            log.warning("%s has room again", where, extra={"action": "bus.storage_room", "stored_in": where})
+
+    def reasons(self) -> list[str]:
+        """One text for each. Only reads, so any thread may call it."""
+        return [f"no room in {where} ({refusal.cause})" for where, refusal in list(self.refusals.items())]
+
+    def stop(self) -> None:
+        """The connection is closing."""
+        for timer in self._timers.values():
+            timer.cancel()
 
 
 class JetStreamApi:
@@ -118,6 +199,9 @@ class JetStreamApi:
         self._bus = bus
         self.timeout_s = timeout_s
         self._checked_version = ""
+        self.shortage = StorageShortage()
+        self.reserving = asyncio.Lock()
+        """Held while a share of what the server can reserve is looked for."""
 
     async def call(
         self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, timeout_s: float | None = None

@@ -39,10 +39,14 @@ class Publisher:
     Each is a request. The connection's counter identifies the answers, and one timer for all handles timeouts.
     """
 
-    def __init__(self, bus: Transport, name: str, upkeep: StreamAdmin, subjects: tuple[str, ...]) -> None:
+    def __init__(
+        self, bus: Transport, name: str, upkeep: StreamAdmin, subjects: tuple[str, ...], *, keeps_old: bool = False
+    ) -> None:
         self._bus = bus
         self._name = name
         self._upkeep = upkeep
+        self._keeps_old = keeps_old
+        self._shortage = bus.api.shortage
         self._loop = asyncio.get_running_loop()
         self._patterns = [SubjectPattern(text) for text in subjects]
         self._under: tuple[str, ...] = tuple(text[:-1] for text in subjects if text.endswith(".>") and "*" not in text)
@@ -77,6 +81,7 @@ class Publisher:
             except ApiError as error:
                 earlier = earlier or error.busy
                 if not error.busy:
+                    self._note(error)
                     raise self._judged(error, earlier) from error
                 headers = sent_again(headers or {})
                 if self._loop.time() + _RETRY_S > deadline:
@@ -117,6 +122,7 @@ class Publisher:
         except RequestTimeout:
             return self._in_doubt(message.subject)
         except ApiError as error:
+            self._note(error)
             return self._in_doubt(message.subject) if error.busy else self._judged(error, False)
         except GanglineError as error:
             return error
@@ -162,7 +168,14 @@ class Publisher:
             raise StorageUnavailable(
                 f"stream {body.get('stream')!r} took a message for {self._name!r}: they have subjects in common"
             )
+        if self._shortage.refusals:
+            self._shortage.stored(f"the stream {self._name}")
         return Published(sequence=int(body["seq"]), duplicate=bool(body.get("duplicate")))
+
+    def _note(self, error: ApiError) -> None:
+        """Remember that there is no room. A full queue refuses what is new, which is as it should be."""
+        if error.full and not (self._keeps_old and error.at_limit):
+            self._shortage.refused(f"the stream {self._name}", error)
 
     @staticmethod
     def _judged(error: ApiError, earlier: bool) -> Unavailable:

@@ -62,8 +62,9 @@ class NatsStream:
             label=f"the stream {name}",
             configuration={**stream_configuration(name, settings), **(more or {})},
             sources=sources,
+            share=settings.share,
         )
-        self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
+        self._publisher = Publisher(bus, name, self.upkeep, settings.subjects, keeps_old=settings.keeps_old)
         self._consumers: set[PullConsumer] = set()
         self._readings: dict[OrderedConsumer, None] = {}
 
@@ -101,6 +102,7 @@ class NatsStream:
             first_sequence=int(state["first_seq"]),
             last_sequence=int(state["last_seq"]),
             subjects=subjects,
+            max_bytes=int((found.get("config") or {}).get("max_bytes") or -1),
         )
 
     async def get(self, sequence: int) -> StreamMessage | None:

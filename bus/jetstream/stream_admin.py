@@ -21,7 +21,11 @@ _RETRY_S: Final = 0.1
 _PATIENCE_S: Final = 2.0
 """An API request without an answer for this long is repeated: its receiver may be gone."""
 
-
+_MOST_BYTES: Final = 1 << 40
+_LEAST_BYTES: Final = 64 * 1024
+"""A smaller limit would be of no use."""
+_AMPLE_BYTES: Final = 1 << 30
+"""A share of this size is no reason for a warning."""
 _HARMFUL: Final = "which lets anyone who may write to it harm others"
 _SKIPPING: Final = "which loses delayed tasks when its leader changes on a server before 2.15"
 
@@ -38,6 +42,7 @@ class StreamAdmin:
         label: its name in messages.
         configuration: used to create it; an existing stream is compared with it.
         sources: created before this one: a server that misses a source looks for it less and less often.
+        share: see port.StreamSettings.
         first: returns the first sequence of a stream created now; None: 1.
         seen: returns the highest sequence known to be used. A cluster recreates a stream that it lost by itself, and
             counts from the same number again: used sequences are skipped then.
@@ -51,6 +56,7 @@ class StreamAdmin:
         label: str,
         configuration: Mapping[str, Any],
         sources: Sequence[StreamAdmin] = (),
+        share: float = 0.0,
         first: Callable[[], int] | None = None,
         seen: Callable[[], int] | None = None,
     ) -> None:
@@ -59,6 +65,7 @@ class StreamAdmin:
         self._label = label
         self._configuration = configuration
         self._sources = sources
+        self._share = share
         self._first = first
         self._seen = seen
         self.only_read = False
@@ -71,8 +78,8 @@ class StreamAdmin:
         """Creation time, as the server writes it: tells a new stream from an old one of the same name."""
         self._few_consumers = False
         """Whether the account's consumer limit is below what our streams ask for."""
-        self._unbounded = False
-        """Whether the server has no storage left to reserve."""
+        self._refused = 0
+        """How often the server could not reserve `max_bytes`."""
         self._warned = False
         self._making: asyncio.Future[bool] | None = None
         self._stop_listening = bus.on_connection(self._on_connection)
@@ -201,6 +208,7 @@ class StreamAdmin:
         else:
             await self._compare(found.get("config") or {}, timeout_s)
             await self._skip_used(found.get("state") or {}, timeout_s)
+            await self._limit(found, timeout_s)
             self.created = str(found.get("created", ""))
             return False
         for source in self._sources:
@@ -208,7 +216,7 @@ class StreamAdmin:
         configuration = dict(self._configuration)
         if self._first is not None:
             configuration["first_seq"] = self._first()
-        if self._unbounded:
+        if self._refused > 1:
             configuration["max_bytes"] = UNLIMITED
         if self._few_consumers:
             configuration["max_consumers"] = UNLIMITED
@@ -233,21 +241,94 @@ class StreamAdmin:
                 self._few_consumers = True
                 return await self._look_or_create(timeout_s)
             if configuration.get("max_bytes", UNLIMITED) != UNLIMITED and _is_full(error):
-                log.warning(
-                    "the server cannot reserve the %d bytes of %s, which has no limit now: give it more space, or set "
-                    "GANGLINE_MAX_BYTES (%s)",
-                    configuration["max_bytes"],
-                    self._label,
-                    error.message,
-                    extra={"action": "bus.stream_unbounded", "stream": self._stream},
-                )
-                self._unbounded = True
+                await self._not_reserved(configuration["max_bytes"], error)
                 return await self._look_or_create(timeout_s)
             if error.number != STREAM_EXISTS:  # another process was faster
                 raise
             return False
+        await self._limit(made, timeout_s)
         self.created = str(made.get("created", ""))
         return True
+
+    async def _not_reserved(self, size: int, error: ApiError) -> None:
+        self._refused += 1
+        if self._refused == 1:
+            await asyncio.sleep(_RETRY_S)  # somebody may be about to find a share, see `_reserve_share`
+            return
+        log.warning(
+            "the server cannot reserve the %d bytes of %s, which gets %s: give it more space, or set "
+            "GANGLINE_MAX_BYTES (%s)",
+            size,
+            self._label,
+            "a share of what is left" if self._share else "no limit",
+            error.message,
+            extra={"action": "bus.stream_unbounded", "stream": self._stream},
+        )
+
+    async def _limit(self, found: Mapping[str, Any], timeout_s: float) -> None:
+        """Limit a stream that has no limit, so that what waits in it never takes the room that others need."""
+        configuration = found.get("config") or {}
+        if not self._share or int(configuration.get("max_bytes") or UNLIMITED) > 0:
+            return
+        used = int((found.get("state") or {}).get("bytes") or 0)
+        try:
+            async with self._bus.api.reserving:
+                share = await self._reserve_share(configuration, used, timeout_s)
+        except NotPermitted as error:
+            self._share = 0.0
+            self._warn_unlimited("this user may not limit it: open it once as an operator, or set", error.message)
+            return
+        if share is None:
+            self._warn_unlimited("the server has no room left to reserve: give it more storage, or set")
+            return
+        log.log(
+            logging.INFO if share >= _AMPLE_BYTES else logging.WARNING,
+            "%s is limited to %d bytes, a share of what the server can still reserve: set GANGLINE_MAX_BYTES for "
+            "another limit",
+            self._label,
+            share,
+            extra={"action": "bus.stream_limited", "stream": self._stream, "bytes": share},
+        )
+
+    async def _reserve_share(self, configuration: Mapping[str, Any], used: int, timeout_s: float) -> int | None:
+        """Limit the stream to its share, and return that; None: there is no room to reserve.
+
+        No request tells how much the server can reserve, only whether it can reserve so much. What is reserved to find
+        that out is given back with the next request; who is refused meanwhile tries again.
+        """
+
+        async def reserve(size: int) -> bool:
+            update = {**configuration, "max_bytes": size}
+            what = f"limit {self._label}"
+            try:
+                await self._bus.api.call(f"STREAM.UPDATE.{self._stream}", update, what=what, timeout_s=timeout_s)
+            except ApiError as error:
+                if not _is_full(error):
+                    raise
+                return False
+            return True
+
+        for _ in range(2):
+            size = _MOST_BYTES
+            while size >= max(_LEAST_BYTES / self._share, used):  # nothing that is stored is dropped
+                if await reserve(size):
+                    size = size * 3 // 2 if await reserve(size * 3 // 2) else size
+                    share = max(int(size * self._share), used)
+                    await reserve(share)
+                    return share
+                size //= 2
+            await asyncio.sleep(_RETRY_S)
+        return None
+
+    def _warn_unlimited(self, why: str, refusal: str = "") -> None:
+        log.warning(
+            "%s has no limit, so it can take the room that tasks need to end; %s GANGLINE_MAX_BYTES to a number of "
+            "bytes for new streams%s",
+            self._label,
+            why,
+            f" ({refusal})" if refusal else "",
+            extra={"action": "bus.stream_unlimited", "stream": self._stream},
+        )
 
     async def _compare(self, found: Mapping[str, Any], timeout_s: float) -> None:
         changes = check_configuration(self._label, self._configuration, found)

@@ -58,12 +58,17 @@ class AtomicBatch:
         deadline = start + self._bus.api.timeout_s
         backoff = Backoff(_RETRY_S, _MOST_RETRY_S)
         await self._bucket.ensure()
+        shortage = self._bus.api.shortage
         while True:
             timeout_s = min(_SILENCE_S, max(deadline - loop.time(), 0.0))
             try:
-                return await self._try(self._bus.ambient.token(), timeout_s)
+                revision = await self._try(self._bus.ambient.token(), timeout_s)
+                if shortage.refusals:
+                    shortage.stored(f"the bucket {self._bucket.name}")
+                return revision
             except ApiError as error:
                 last: Unavailable = error
+                shortage.refused(f"the bucket {self._bucket.name}", error)
                 if error.number == WRONG_LAST_SEQUENCE:
                     committed = await self._after_conflict()
                     if committed is not None:

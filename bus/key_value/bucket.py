@@ -45,6 +45,7 @@ class NatsKeyValue:
             self.stream,
             label=f"the bucket {name}",
             configuration=stream_configuration(name, settings),
+            share=settings.share,
             first=lambda: first_revision(bus.ambient.wall(), self._seen),
             seen=lambda: self._seen,
         )

@@ -225,6 +225,7 @@ class WriteInFlight:
             Disconnected.
         """
         await self._bucket.ensure()
+        shortage = self._bus.api.shortage
         try:
             while True:
                 reply, future = self._bus.start_request(
@@ -238,10 +239,14 @@ class WriteInFlight:
                 for answered in [each for each in self._under_way if each in done]:
                     self._bus.forget_request(self._under_way.pop(answered))
                     try:
-                        return revision_of(answered.result(), self._key)
+                        revision = revision_of(answered.result(), self._key)
+                        if shortage.refusals:
+                            shortage.stored(f"the bucket {self._bucket.name}")
+                        return revision
                     except NoResponders:
                         await self._without_leader()
                     except ApiError as error:
+                        shortage.refused(f"the bucket {self._bucket.name}", error)
                         if not error.busy and not error.temporary:
                             raise
                         await self._while_busy(error)

@@ -367,8 +367,8 @@ class MemoryConnection:
 
         return stop
 
-    def lost_rights(self) -> list[str]:
-        return []
+    def impairments(self) -> list[str]:
+        return self.api.shortage.reasons()
 
     def tell(self, event: ConnectionEvent) -> None:
         """Notify the listeners on the loop's next turn."""

@@ -260,9 +260,9 @@ class Bus(Protocol):
         """Call `listener` on the loop at every change; returns a function that removes it."""
         ...
 
-    def lost_rights(self) -> list[str]:
-        """What the server allowed this user before and forbids now, one text each: the process is not ready. Only
-        reads, so any thread may call it."""
+    def impairments(self) -> list[str]:
+        """What the server allowed this user before and forbids now, and what it had no room for a moment ago, one text
+        each: the process is not ready. Only reads, so any thread may call it."""
         ...
 
     @property

@@ -77,6 +77,8 @@ class BucketSettings:
     max_bytes: int = 256 * MEBIBYTE
     """Maximum size of the bucket in bytes, reserved on the server; when it is full, writes of new keys are refused. -1:
     as much as the server allows, which also applies if the server cannot reserve that much."""
+    share: float = 0.0
+    """Part of what the server can still reserve that is its limit where it would have none; 0: it has none."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 5:
@@ -105,7 +107,8 @@ class BucketSettings:
 
 
 def bytes_from(environ: Mapping[str, str]) -> int | None:
-    """The value of `GANGLINE_MAX_BYTES`: the limit of each stream and bucket, -1 for none; None: it is unset.
+    """The value of `GANGLINE_MAX_BYTES`: the limit of each stream and bucket, -1 for none or a share of what the server
+    has; None: it is unset.
 
     Raises:
         InvalidSettings: it is not a number.

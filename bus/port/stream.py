@@ -49,6 +49,9 @@ class StreamSettings:
     max_age_s: float = 0.0
     """0: unlimited."""
     max_bytes: int = -1
+    """Reserved on the server. -1: no limit, which also applies if the server cannot reserve so much."""
+    share: float = 0.0
+    """Limits it to about this part of what the server can still reserve where it would have no limit. 0: no limit."""
     keeps_old: bool = False
     """When it is full, refuse new messages; otherwise the oldest are dropped. (A server refuses schedules in a stream
     that keeps the oldest.)"""
@@ -117,6 +120,8 @@ class StreamState:
     last_sequence: int
     subjects: Mapping[str, int]
     """Number of messages of each requested subject."""
+    max_bytes: int = -1
+    """Its limit; -1: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ class MicroService:
         }
 
     def _condition(self) -> dict[str, str]:
-        lost = self._bus.lost_rights()
+        lost = self._bus.impairments()
         return {NOT_READY: "; ".join(lost)} if lost else {}
 
     def _ping(self, message: Message) -> None:

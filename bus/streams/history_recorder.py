@@ -52,7 +52,8 @@ class HistorySettings:
     max_age_s: float = 7 * 86_400.0
     """How long records are kept; 0: forever."""
     max_bytes: int = 256 * MEBIBYTE
-    """Maximum size of the history; when it is full, the oldest records are lost. -1: as much as the server allows."""
+    """Maximum size of the history; when it is full, the oldest records are lost. -1: a share of what the server can
+    still reserve."""
     storage: Storage = Storage.FILE
     """File storage survives a restart of the server."""
     replicas: int = 1
@@ -95,6 +96,7 @@ class HistorySettings:
             replicas=self.replicas,
             max_age_s=self.max_age_s,
             max_bytes=self.max_bytes,
+            share=1 / 16,
             expiring=False,
         )
 

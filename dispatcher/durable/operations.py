@@ -7,6 +7,7 @@ reports at once if nobody owns the queue.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from ...bus.port.bus import Bus, Message, StreamMessage
+from ...bus.port.bus import Bus, Message, StorageUnavailable, StreamMessage
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import CountingResponder, Listening, Responder, listen
 from ...schemas.errors.base import GanglineError, InvalidRequest, NoDispatcher, UnknownJob
@@ -42,6 +43,9 @@ from .workers.context import DispatcherContext
 
 SERVICE: Final = "gangline-dispatcher"
 """Name under which `nats service ls` shows durable dispatchers."""
+_CANCEL_S: Final = 1.0
+"""A cancellation that is not stored after this time is answered with the reason, if one is known. Clients ask again
+after 1.5 s."""
 
 
 class DispatcherNatsService:
@@ -214,7 +218,7 @@ class QueueOperations:
     async def _cancel(self, account: str, body: Any) -> CancelReply:
         request = parse_request(CancelRequest, body)
         job = self._job(account, request.job)
-        info = await self._queue.cancel(job)
+        info = await self._stored_cancel(job)
         later = None
         if info is None and not request.unscheduled and self._queue.core.open:
             message = await self._queue.unread(job, request.sequence)
@@ -222,7 +226,7 @@ class QueueOperations:
                 later = message.sequence
             elif message is not None:
                 self._queue.read_ahead(message)
-                info = await self._queue.cancel(job)
+                info = await self._stored_cancel(job)
         if info is None and request.unscheduled:
             await self._queue.unscheduled(job)
         if info is None:
@@ -230,10 +234,27 @@ class QueueOperations:
             raise self._not_here(job, later)
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
 
+    async def _stored_cancel(self, job: str) -> JobInfo | None:
+        """As the queue's `cancel`, but says soon why it cannot be stored."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_S):
+                return await self._queue.cancel(job)
+        if impaired := self._impaired():
+            raise StorageUnavailable(
+                f"neither the cancellation of {job!r} nor its end can be stored: {impaired}. The dispatcher tries again"
+            )
+        return await self._queue.cancel(job)
+
     def _stats(self, account: str, body: Any) -> QueueStats:
-        return self._queue.statistics(self._delayed())
+        return self._queue.statistics(self._delayed()).model_copy(update={"impaired": self._impaired()})
+
+    def _impaired(self) -> str:
+        return "; ".join(self._bus.impairments())
 
     async def _why(self, account: str, body: Any) -> JobWhyReply:
+        return (await self._why_of(account, body)).model_copy(update={"impaired": self._impaired()})
+
+    async def _why_of(self, account: str, body: Any) -> JobWhyReply:
         request = parse_request(JobRequest, body)
         job = self._job(account, request.job)
         why = self._queue.why(job)

@@ -58,7 +58,7 @@ from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
 from .job_index import JobFinder
-from .result_waits import LOOK_S, ResultWaits
+from .result_waits import LOOK_S, ResultWaits, Told
 from .storage import TaskStreams, until_answered
 from .stored import (
     UNREAD,
@@ -268,7 +268,10 @@ class JobQueries:
             )
         elif info.state is JobState.QUEUED:
             obstacles = (JobObstacle(kind="position", text=info.reason or UNREAD),)
-        return JobWhyReply(job=info, obstacles=obstacles)
+        impaired = ""
+        with contextlib.suppress(Unavailable):  # its dispatcher may be unable to take the queue over
+            impaired = (await self.ask(info.endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)).impaired
+        return JobWhyReply(job=info, obstacles=obstacles, impaired=impaired)
 
     async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
         """Whether the dispatcher of its endpoint has fetched this very message, or does not know yet."""
@@ -645,7 +648,8 @@ _COMING_S: Final = 120.0
 """A task that was due this long ago has reached its queue."""
 STATUS_S: Final = 5.0
 """How long dispatchers have to say whether a job exists."""
-
+_DOUBT_S: Final = 1.0
+"""How long after its dispatcher did not know a job that is checked again: between them it may have ended."""
 LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between the checks after a notification, which may be faster than storage."""
 
@@ -667,9 +671,9 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     """
     if not ref.submitted:
         ref = await owned(queries, ref)
-    record = await _told(queries, ref)
-    if record is not None:
-        return record
+    told = await _told(queries, ref)
+    if isinstance(told, ResultRecord):
+        return told
     results = await until_answered("opening the bucket of results", queries.streams.results, _log)
     news, names = asyncio.Event(), queries.streams.names
 
@@ -685,7 +689,8 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     feed = await until_answered("watching a result", lambda: results.observe(key, on_write), _log)
     forget = queries.bus.on_connection(on_connection)
     try:
-        doubts = 0 if ref.submitted else 1
+        doubts = 0 if ref.submitted and told is None else 1
+        patience_s = LOOK_S if told is None else _DOUBT_S
         looks: tuple[float, ...] = LOOKS_S[:1]
         while True:
             for pause_s in looks:
@@ -693,24 +698,25 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
                 if (record := await _look(queries, ref)) is not None:
                     return record
             doubts = await _still_there(queries, ref, doubts)
-            heard = await heard_within(news, LOOK_S)
+            heard = await heard_within(news, patience_s)
             looks = LOOKS_S if heard else LOOKS_S[:1]
             doubts += not heard
+            patience_s = LOOK_S
     finally:
         forget()
         await feed.unsubscribe()
 
 
-async def _told(queries: JobQueries, ref: JobRef) -> ResultRecord | None:
-    """The record as its dispatcher tells it; None: look for it."""
+async def _told(queries: JobQueries, ref: JobRef) -> Told:
+    """The record as its dispatcher tells it; otherwise look for it."""
     endpoint = job_endpoint(ref.id)
     if endpoint is None or ref.scheduled or ref.endpoint not in (None, endpoint):
         return None
     fresh = ref.submitted and ref.sequence is not None
-    record = None if fresh else await _look(queries, ref)
-    if record is None:
-        record = await queries.waits.wait(endpoint, ref.id, ref.sequence or 0)
-    return record or await _look(queries, ref)
+    if not fresh and (record := await _look(queries, ref)) is not None:
+        return record
+    told = await queries.waits.wait(endpoint, ref.id, ref.sequence or 0)
+    return told if isinstance(told, ResultRecord) else await _look(queries, ref) or told
 
 
 async def heard_within(news: asyncio.Event, timeout_s: float) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from enum import Enum
 from typing import Final
 
 from ...bus.port.bus import Bus, Message, NotPermitted
@@ -35,13 +36,24 @@ _MAX_JOBS: Final = 5000
 dispatchers, which count both requests if one was repeated."""
 
 
+class NotQueued(Enum):
+    """What is known of a job that has no record to tell."""
+
+    NOT_QUEUED = "not queued"
+    """Its dispatcher says that it is not in the queue: it has ended, or never was."""
+
+
+Told = ResultRecord | NotQueued | None
+"""None: no dispatcher says anything."""
+
+
 class _Job:
     __slots__ = ("asked", "futures", "sequence", "since")
 
     def __init__(self, sequence: int, since: float) -> None:
         self.sequence = sequence
         self.since = since
-        self.futures: list[asyncio.Future[ResultRecord | None]] = []
+        self.futures: list[asyncio.Future[Told]] = []
         self.asked: object = None
         """The newest request that names it."""
 
@@ -60,7 +72,7 @@ class _EndpointWaits:
         """To be asked for at the end of this turn."""
         self._paused_until = float("-inf")
 
-    async def wait(self, name: str, sequence: int) -> ResultRecord | None:
+    async def wait(self, name: str, sequence: int) -> Told:
         if len(self._jobs) >= _MAX_JOBS or self._loop.time() < self._paused_until:
             return None
         job = self._jobs.get(name)
@@ -68,7 +80,7 @@ class _EndpointWaits:
             self._settle(name, None)
             job = self._jobs[name] = _Job(sequence, self._loop.time())
             self._ask_for(name)
-        future: asyncio.Future[ResultRecord | None] = self._loop.create_future()
+        future: asyncio.Future[Told] = self._loop.create_future()
         job.futures.append(future)
         try:
             return await future
@@ -108,7 +120,7 @@ class _EndpointWaits:
             lasting = isinstance(error, (NotPermitted, InvalidRequest))
             self._give_up(mine, _LONG_PAUSE_S if lasting else _PAUSE_S)
             return
-        ended: dict[str, ResultRecord | None] = dict.fromkeys(reply.look_up)
+        ended: dict[str, Told] = dict.fromkeys(reply.look_up, NotQueued.NOT_QUEUED)
         ended.update((record.job, record) for record in reply.results)
         # Perhaps they will never be seen: somebody may have removed them.
         ended.update((name, None) for name in reply.unseen if name in mine and self._jobs[name].since + LOOK_S < now)
@@ -127,11 +139,11 @@ class _EndpointWaits:
         for name in names:
             self._settle(name, None)
 
-    def _settle(self, name: str, record: ResultRecord | None) -> None:
+    def _settle(self, name: str, told: Told) -> None:
         job = self._jobs.pop(name, None)
         for future in () if job is None else job.futures:
             if not future.done():
-                future.set_result(record)
+                future.set_result(told)
 
     def __repr__(self) -> str:
         return f"_EndpointWaits({self._endpoint}, jobs={len(self._jobs)})"
@@ -145,9 +157,9 @@ class ResultWaits:
         self._names = names
         self._endpoints: dict[str, _EndpointWaits] = {}
 
-    async def wait(self, endpoint: str, job: str, sequence: int) -> ResultRecord | None:
-        """The record of the job's end, when it has ended. None: no dispatcher tells it, so look for it in storage. That
-        comes at once after a failure, and for too many jobs.
+    async def wait(self, endpoint: str, job: str, sequence: int) -> Told:
+        """The record of the job's end, when it has ended. Otherwise no dispatcher tells it, so look for it in storage.
+        That comes at once after a failure, and for too many jobs.
 
         Args:
             sequence: of its message in the stream; 0: not known.

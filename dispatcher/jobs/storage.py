@@ -49,6 +49,13 @@ from ...telemetry.logs import Log
 DUPLICATES_S: Final = 120.0
 """Within this time, the same `Nats-Msg-Id` means the same task."""
 
+_RESULTS_SHARE: Final = 1 / 2
+"""Where the server has little room, see StreamSettings. The record of a small result has up to five times the size of
+its task, and what waits must not take the room of its results."""
+_OBJECTS_SHARE: Final = 1 / 4
+_SHARE: Final = 1 / 16
+"""Of other streams."""
+
 _ACCOUNT_S: Final = 5.0
 _OWN_ACCOUNTS: Final = frozenset((ACCOUNT, "$G"))
 """Names of Gangline's own account: in accounts of their own, and in a server without accounts."""
@@ -78,10 +85,11 @@ class TaskStorage:
 
     tasks_max_bytes: int = 1024 * MEBIBYTE
     """Maximum size of the queues, in bytes, reserved on the server; when they are full, submissions wait and are
-    refused. -1, here and below: as much as the server allows."""
+    refused. -1, here and below, or if the server cannot reserve so much: a share of what it can still reserve."""
     schedules_max_bytes: int = -1
     """Maximum size of tasks that wait for their time or repeat. When full, the oldest would be lost, so it is unlimited
-    by default."""
+    by default. But where the queues have only a share, what exceeds four times that share is refused: it becomes a dead
+    letter."""
     results_max_bytes: int = 1024 * MEBIBYTE
     """Maximum size of the results bucket; when it is full, tasks end only when older results have expired."""
     objects_max_bytes: int = 4096 * MEBIBYTE
@@ -91,7 +99,7 @@ class TaskStorage:
     jobs_max_bytes: int = 256 * MEBIBYTE
     """Maximum size of events, progress and items; when they are full, the oldest are lost."""
     routes_max_bytes: int = 64 * MEBIBYTE
-    """Maximum size of routes."""
+    """Maximum size of routes; -1: as much as the server allows."""
     audit_max_bytes: int = 64 * MEBIBYTE
     """Maximum size of the audit trail; when it is full, the oldest records are lost."""
     audit_max_age_s: float = 90 * 86_400.0
@@ -119,8 +127,8 @@ class TaskStorage:
         bounds = {} if most is None else dict.fromkeys(_BOUNDS, most) | {"schedules_max_bytes": -1}
         return cls(storage=given.storage, replicas=given.replicas, **bounds)
 
-    def _bucket(self, max_bytes: int) -> BucketSettings:
-        return BucketSettings(storage=self.storage, replicas=self.replicas, max_bytes=max_bytes)
+    def _bucket(self, max_bytes: int, share: float = 0.0) -> BucketSettings:
+        return BucketSettings(storage=self.storage, replicas=self.replicas, max_bytes=max_bytes, share=share)
 
     @property
     def routes(self) -> BucketSettings:
@@ -128,11 +136,11 @@ class TaskStorage:
 
     @property
     def results(self) -> BucketSettings:
-        return self._bucket(self.results_max_bytes)
+        return self._bucket(self.results_max_bytes, _RESULTS_SHARE)
 
     @property
     def objects(self) -> BucketSettings:
-        return self._bucket(self.objects_max_bytes)
+        return self._bucket(self.objects_max_bytes, _OBJECTS_SHARE)
 
     def tasks(self, names: Names) -> StreamSettings:
         """A work queue: a message is kept until its task has ended, however long that takes. Messages published by
@@ -145,6 +153,7 @@ class TaskStorage:
             sources=(schedules,),
             expiring=False,
             max_bytes=self.tasks_max_bytes,
+            share=_SHARE,
             keeps_old=True,
             retention=Retention.WORK_QUEUE,
             storage=self.storage,
@@ -181,6 +190,7 @@ class TaskStorage:
             replicas=self.replicas,
             max_age_s=max_age_s,
             max_bytes=max_bytes,
+            share=_SHARE,
             duplicates_s=DUPLICATES_S,
         )
 
@@ -208,6 +218,11 @@ class TaskStreams:
         self._opening: dict[tuple[str, bool], asyncio.Lock] = {}
         self.known_tenant: str | None = None
         """What `tenant` answers; None: it was not asked yet."""
+
+    @property
+    def tasks_wanted_bytes(self) -> int:
+        """The limit that the stream of tasks should have; -1: none."""
+        return self._storage.tasks_max_bytes
 
     async def tasks(self, *, make: bool = True) -> Stream:
         """Tasks that wait or run."""

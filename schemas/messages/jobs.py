@@ -260,6 +260,9 @@ class JobWhyReply(Reply):
     """None: it does not wait for slots, or the dispatcher is of an earlier version."""
     turn: JobTurn | None = None
     """None: it does not wait for its turn, or the dispatcher is of an earlier version."""
+    impaired: str = ""
+    """What its dispatcher has no room to store, or may not do any more, so that tasks may be unable to end; empty:
+    nothing."""
 
 
 class QueueObstacle(StrEnum):
@@ -317,6 +320,9 @@ class QueueStats(Reply):
     pending: dict[str, int] = Field(default_factory=dict)
     """Tasks that neither run nor have ended, by what they wait for (QueueObstacle), without zeros. Earlier versions do
     not say."""
+    impaired: str = ""
+    """What the dispatcher has no room to store, or may not do any more, so that tasks may be unable to end; empty:
+    nothing."""
     unanswered: str = ""
     """Written by whoever asks: why nothing but `depth` and `oldest_s` is known, if the queue may have a dispatcher."""
 

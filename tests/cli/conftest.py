@@ -136,7 +136,7 @@ class Commands:
             **plain_environment(),
             "NATS_URL": url,
             "GANGLINE_NAMESPACE": namespace,
-            "GANGLINE_MAX_BYTES": "-1",
+            "GANGLINE_MAX_BYTES": str(16 << 20),
             "XDG_CONFIG_HOME": str(folder),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "200",

@@ -494,7 +494,7 @@ async def test_tenants_behind_mutual_tls_lose_nothing_when_a_server_is_killed_un
     common = {
         "GANGLINE_REPLICAS": "3",
         "GANGLINE_STORAGE": "file",
-        "GANGLINE_MAX_BYTES": "-1",
+        "GANGLINE_MAX_BYTES": str(16 << 20),
         "GANGLINE_LOG_FORMAT": "json",
         FOLDER: str(records),
     }

@@ -280,7 +280,7 @@ async def test_operators_and_probes_use_the_command_line(site: Site, forks: Fork
 
 
 async def test_each_role_writes_its_own_history_and_an_observer_reads_all_of_it(site_of):
-    history = HistorySettings(storage=Storage.MEMORY)
+    history = HistorySettings(storage=Storage.MEMORY, max_bytes=1 << 20)
     site: Site = site_of(cut(*SERVERS[:-2], "observer", "w1=worker:images.w1"))
     await site.coordinator(shell=ServiceSettings(history=history))
     bus = await site.bus("dispatcher")

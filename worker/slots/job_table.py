@@ -27,6 +27,8 @@ from .lease_table import WITHDRAWN, RouterHistory, TaskRecord
 
 FIRST: Final = ""
 """The start of a listing."""
+_NO_ITEMS: Final[deque[bytes]] = deque()
+"""Of all jobs that keep none: an empty deque takes as much memory as all else that is known of an ended job."""
 
 
 class JobKey(NamedTuple):
@@ -108,7 +110,7 @@ class RunningJob:
         """Number of items that the reader has taken: the index of the first one kept."""
         self.sent = 0
         """Number of items so far."""
-        self.items: deque[bytes] = deque()
+        self.items = _NO_ITEMS
         """Frames from `read` to `sent`, as they were sent, or only the newest if there were too many to keep."""
         self.item_bytes = 0
         self.acks = acks
@@ -254,6 +256,8 @@ class JobTable:
 
     def add_item(self, job: RunningJob, frame: bytes) -> None:
         """Add the next item, as sent."""
+        if job.items is _NO_ITEMS:
+            job.items = deque()
         job.sent += 1
         job.items.append(frame)
         job.item_bytes += len(frame)
@@ -273,6 +277,8 @@ class JobTable:
             self._item_bytes -= size
         if not job.items:
             self._with_items.pop(job, None)
+            if not job.running:
+                job.items = _NO_ITEMS
         return more
 
     def end(self, job: RunningJob, answer: bytes, *, failed: bool, now: float) -> None:
@@ -283,6 +289,8 @@ class JobTable:
         job.failed = failed
         job.listeners = []
         job.reader = None
+        if not job.items:
+            job.items = _NO_ITEMS
         if not job.acks:
             self._note_ended(job, now)
             return
@@ -374,6 +382,7 @@ class JobTable:
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
         assert self._item_bytes == sum(job.item_bytes for job in self._jobs.values()) <= self._keep_bytes
+        assert not _NO_ITEMS
         assert len(self._ended) <= self._keep
         assert len(self._unstored) <= self._unstored_keep
         assert self._unstored_bytes == sum(len(job.kept or b"") for job in self._unstored) <= self._unstored_keep_bytes
@@ -408,4 +417,4 @@ class JobTable:
         self._with_items.pop(job, None)
         self._item_bytes -= job.item_bytes
         job.item_bytes = 0
-        job.items.clear()
+        job.items = _NO_ITEMS

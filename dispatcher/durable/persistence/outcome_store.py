@@ -31,7 +31,7 @@ from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage, size_of
 from ..policies.settings import DispatcherSettings
 from . import records
-from .scheduled_tasks import ScheduledTasks
+from .scheduled_tasks import ScheduledTasks, ScheduleRoom
 from .writers import DueCopyRemover, JobEventPublisher, KvWriteBatcher
 
 _LOOKS: Final = 64
@@ -75,6 +75,7 @@ class OutcomeStore:
         self.copies = DueCopyRemover(streams.schedules, due, sure=sure, log=log)
         self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
         self._scheduled = ScheduledTasks(endpoint, names, settings.quotas)
+        self._schedule_room = ScheduleRoom(streams.tasks_wanted_bytes)
         self._settings = settings
         self._ambient = ambient
         self._sure = sure
@@ -416,6 +417,7 @@ class OutcomeStore:
                     await schedules.publish(subject, entry.message.data, headers=now_given)
 
             size = size_of(entry.message)
+            await self._schedule_room.take(size, await self._streams.tasks(), schedules)
             await self._scheduled.store(submission.tenant, schedules, subject, size, put, repeats=repeats)
 
         async def publish_or_refuse() -> QuotaExceeded | None:

@@ -1,4 +1,4 @@
-"""What tenants have in the stream of schedules for one endpoint, and whether their quotas allow more.
+"""What tenants have in the stream of schedules for one endpoint, and whether their quotas and its room allow more.
 
 Only the owner of a queue stores the schedules of its endpoint, so it can count them. It reads what is there when a
 tenant first schedules something; what has run or was removed since is noticed when a tenant is at a limit, at most once
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ....bus.port.bus import Stream, StreamMessage
-from ....schemas.errors.base import GanglineError
+from ....schemas.errors.base import GanglineError, QuotaExceeded
 from ....schemas.names import Names, belongs_to
 from ....schemas.permissions.quotas import Quota, Quotas, exceeded
 from ...jobs.stored import recurring
@@ -21,6 +21,9 @@ from ..messages.entry import size_of
 
 _READ_AT_ONCE: Final = 64
 _LIST_S: Final = 1.0
+_LOOK_S: Final = 1.0
+_QUEUES: Final = 4
+"""What schedules may take, in limits of the stream of tasks."""
 
 
 @dataclass(slots=True)
@@ -46,6 +49,48 @@ class _Stored:
     def drop(self, subject: str) -> None:
         self.bytes -= self.sizes.pop(subject, 0)
         self.recurring.discard(subject)
+
+
+class ScheduleRoom:
+    """How much may be stored in the stream of schedules where the stream of tasks has got a share of the server's room:
+    four times as much as there.
+
+    The server cannot limit it: at its limit, a stream with schedules drops the oldest. But tasks that wait for their
+    time must not take the room that the end of others needs. Nor can they wait in the stream of tasks, which those that
+    are due must enter.
+
+    Args:
+        wanted_bytes: the limit that the stream of tasks should have; -1: none.
+    """
+
+    def __init__(self, wanted_bytes: int) -> None:
+        self._wanted_bytes = wanted_bytes
+        self._left_bytes = 0.0
+        self._looked_at = float("-inf")
+
+    async def take(self, size: int, tasks: Stream, schedules: Stream) -> None:
+        """Count so many bytes.
+
+        Raises:
+            QuotaExceeded: there is no room for them.
+            GanglineError: a stream did not answer.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= self._looked_at + _LOOK_S:
+            limit = (await tasks.state()).max_bytes
+            short = 0 < limit < self._wanted_bytes or (self._wanted_bytes < 0 < limit)
+            self._left_bytes = _QUEUES * limit - (await schedules.state()).bytes if short else float("inf")
+            self._looked_at = now
+        if size > self._left_bytes:
+            raise QuotaExceeded(
+                f"no room in the stream {schedules.name} for delayed tasks, which may take {_QUEUES} times as much as "
+                f"the stream {tasks.name} (limit of the server): give the server more storage and raise the limit of "
+                f"{tasks.name}, then replay this one"
+            )
+        self._left_bytes -= size
+
+    def __repr__(self) -> str:
+        return f"ScheduleRoom({self._left_bytes:g} bytes left)"
 
 
 class ScheduledTasks:

@@ -72,6 +72,8 @@ def job_sentences(why: JobWhyReply) -> Iterator[Sentence]:
     info = why.job
     where = f" on {info.worker}" if info.worker and info.state.value == "running" else ""
     yield Sentence(text=f"{info.title} ({info.endpoint}.{info.method}) is {info.state.value}{where}")
+    if why.impaired:
+        yield Sentence(text=f"its dispatcher is impaired, so that tasks may be unable to end: {why.impaired}", depth=1)
     if why.position == 0:
         yield Sentence(text="it is next")
     elif why.position is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from gangline.bus.jetstream.api import StorageShortage
 from gangline.bus.jetstream.publisher import Publisher
 from gangline.bus.port.bus import Message, NoResponders, PublishRefused, StorageUnavailable
 from gangline.schemas.wire import headers
@@ -32,6 +33,7 @@ class Server:
 
     def __init__(self, chance: random.Random, *, refuses: bool) -> None:
         self.api = self
+        self.shortage = StorageShortage()
         self.chance = chance
         self.refuses = refuses
         self.stored = False
@@ -137,6 +139,7 @@ class _Answers:
 
     def __init__(self, *answers: dict[str, object] | Exception | None) -> None:
         self.api = self
+        self.shortage = StorageShortage()
         self._answers = [*answers]
         self.published: list[Mapping[str, str]] = []
 

@@ -115,7 +115,7 @@ async def test_rights_that_were_lost_and_given_back_are_used_again(connect_to, s
     await bus.flush()
     with caplog.at_level(logging.INFO, "gangline.bus"):
         reload(server, LOSING.format(lost='"Here", "Away", "_INBOX.>"'))
-        await until(lambda: len(bus.lost_rights()) == 2)  # it has an inbox, too
+        await until(lambda: len(bus.impairments()) == 2)  # it has an inbox, too
         await bus.flush()  # which is no news to those who did not subscribe just now
         with pytest.raises(NotPermitted):
             await bus.subscribe("Here", heard)
@@ -129,14 +129,14 @@ async def test_rights_that_were_lost_and_given_back_are_used_again(connect_to, s
             return False
 
         await until(refused)
-        assert any("'Away'" in lost for lost in bus.lost_rights())
+        assert any("'Away'" in lost for lost in bus.impairments())
         reload(server, LOSING.format(lost=""))
         await events.until(lambda seen: ConnectionEvent.RECONNECTED in seen)
         await until(lambda: other.publish("Here", b"") or len(heard.items) >= 2)
         assert (await other.request("There", timeout_s=PATIENCE_S)).data == b"yes"
 
         async def permitted() -> bool:
-            return not await refused() and not bus.lost_rights()
+            return not await refused() and not bus.impairments()
 
         await until(permitted)
     said = [

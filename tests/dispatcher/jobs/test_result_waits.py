@@ -327,6 +327,16 @@ async def test_a_large_result_is_fetched_and_one_that_has_ended_before_is_found(
         await client.job("images.never").result()
 
 
+@on_images(slots=4)
+async def test_a_result_that_has_expired_is_missed_soon_by_its_submitter_too(client: Client) -> None:
+    job = await client.options(result_ttl_s=1).submit("images.echo", "old")
+    await asyncio.sleep(30)
+    for handle in (job, client.job(job.id)):
+        async with asyncio.timeout(2):
+            with pytest.raises(UnknownJob):
+                await handle.result()
+
+
 def test_results_come_through_when_the_dispatcher_dies_or_hands_over() -> None:
     """Whoever waits at it looks itself; whoever waits later is told by the next one."""
 

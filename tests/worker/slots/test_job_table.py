@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -238,3 +239,18 @@ def test_a_listing_names_unstored_ends_before_the_others_in_parts(known: KnownJo
     assert found == ["u2", "u3"] and more is not None
     known.table.stored(JobKey("e", "u3"), 1, 1.0)
     assert known.names(after=more) == (["u3", "e1"], None), "stored meanwhile, and named no less"
+
+
+def test_what_is_known_of_an_ended_job_takes_little_memory(known: KnownJobs):
+    known.table = JobTable(keep=1000, keep_bytes=1000, keep_s=60.0)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(1000):
+            known.end(known.begin(f"j{number}", streams=number % 2 == 0))
+        assert tracemalloc.get_traced_memory()[0] - before < 1000 * 1200
+    finally:
+        tracemalloc.stop()
+    streaming = known.begin("items", streams=True)
+    known.table.add_item(streaming, b"1")
+    assert list(known.table.items(streaming, None)) == [b"1"] and not list(known.table.items(known.begin("none"), None))

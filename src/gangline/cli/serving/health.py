@@ -24,7 +24,7 @@ _SERVING = frozenset({"serving", "running", "standby", "leading"})
 
 def reasons_against(services: Sequence[Service[Any]], bus: Bus) -> list[str]:
     """Why these services are not ready; nothing if they are. Only reads, so any thread may call it."""
-    found = bus.lost_rights() if bus.connected else ["not connected to a nats-server"]
+    found = bus.impairments() if bus.connected else ["not connected to a nats-server"]
     return found + [f"{service._what} is {service.state.value}" for service in services if not _serves(service)]
 
 

@@ -148,12 +148,20 @@ def queues_table(queues: Sequence[QueueStats]) -> Listing:
             "" if queue.oldest_s is None else duration(queue.oldest_s),
             str(queue.done),
             str(queue.dead),
-            Text("paused", "yellow") if queue.paused else queue.dispatcher[:_SHORT] or _nobody(queue),
+            _owner(queue),
         )
         for queue in queues
     ]
     columns = ("QUEUE", "DEPTH", "RUN", "WAIT", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "BY")
     return Listing(columns, lines, right=columns[1:-1], whole=("QUEUE", "BY"), drop=("CREDIT", "BLOCKED", "BY"))
+
+
+def _owner(queue: QueueStats) -> Text | str:
+    if queue.impaired:
+        return Text("impaired", "red")
+    if queue.paused:
+        return Text("paused", "yellow")
+    return queue.dispatcher[:_SHORT] or _nobody(queue)
 
 
 def _nobody(queue: QueueStats) -> Text:
@@ -167,6 +175,7 @@ def queue_lines(queue: QueueStats) -> Iterator[str]:
         (
             ("queue", queue.endpoint),
             ("dispatcher", queue.dispatcher or queue.unanswered or _NOBODY),
+            ("impaired", queue.impaired or None),
             ("paused", "by its route: 'gangline route set QUEUE --resume' ends that" if queue.paused else None),
             ("since", _ago(queue.since) if had and queue.since else None),
             ("depth", str(queue.depth)),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Stream
-from gangline.dispatcher.durable.persistence.scheduled_tasks import ScheduledTasks
-from gangline.dispatcher.jobs.storage import TaskStreams
+from gangline.dispatcher.durable.persistence.scheduled_tasks import ScheduledTasks, ScheduleRoom
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import QuotaExceeded
 from gangline.schemas.names import Names, job_of_tenant
 from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.wire import headers
+
+from ....support.rows import in_rows
 
 NAMES = Names("ns")
 
@@ -89,3 +92,18 @@ async def test_submissions_at_the_same_time_stay_within_the_quota() -> None:
 def test_a_quota_out_of_bounds_is_refused(quota: str) -> None:
     with pytest.raises(Exception, match=quota.partition("=")[0]):
         parse_quotas([quota])
+
+
+@in_rows("wanted, short", [(-1, True), (2000, True), (1000, False)])
+async def test_where_the_queues_have_a_share_schedules_have_four_times_that(wanted: int, short: bool) -> None:
+    bus = MemoryServer().connect("d")
+    streams = TaskStreams(bus, NAMES, TaskStorage(tasks_max_bytes=1000))
+    tasks, stream = await streams.tasks(), await streams.schedules()
+    room = ScheduleRoom(wanted)
+    await room.take(1900, tasks, stream)
+    await room.take(1900, tasks, stream)
+    with pytest.raises(QuotaExceeded, match="replay") if short else contextlib.nullcontext():
+        await room.take(300, tasks, stream)
+    await asyncio.sleep(2)
+    await room.take(3900, tasks, stream)  # as they were not stored
+    await bus.close()

@@ -32,7 +32,8 @@ def ls(connection: ConnectionOptions, watch: bool, as_json: bool) -> None:
 
     DEPTH is the number of tasks, including running ones (RUN). WAIT counts tasks that failed and wait for their next
     attempt, BLOCKED those that wait because of a limit or the order of their key. CREDIT shows idle and all slots
-    leased for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs it.
+    leased for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs it,
+    or 'impaired' if that has no room to store the end of tasks, or no right to.
     """
     from ...console.watching import ListView, Page, list_rows
     from ...views.jobs import queues_table
@@ -42,6 +43,7 @@ def ls(connection: ConnectionOptions, watch: bool, as_json: bool) -> None:
         notes = [f"{queue.endpoint}: {queue.unanswered}" for queue in queues if queue.unanswered][:1]
         if not all(queue.dispatcher or queue.unanswered for queue in queues):
             notes.append("'nobody': start 'gangline dispatcher'")
+        notes += [f"impaired: {reason}" for reason in dict.fromkeys(queue.impaired for queue in queues) if reason]
         return Page(queues, tuple(notes))
 
     view = ListView(

@@ -19,6 +19,7 @@ from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
 from .nats_client.refusals_core import RefusalTable, Right, SubjectRefusal
 from .nats_client.request_reply import ReplyMultiplexer
 from .port.bus import (
+    HIGH_WATER_BYTES,
     Answered,
     BucketSettings,
     ConnectionEvent,
@@ -255,8 +256,8 @@ class NatsBus(LoopBound):
     def push(self) -> None:
         self._client.push()
 
-    async def writable(self) -> None:
-        await self._client.writable()
+    async def writable(self, below_bytes: int = HIGH_WATER_BYTES) -> None:
+        await self._client.writable(below_bytes)
 
     async def request(
         self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None

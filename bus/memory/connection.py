@@ -14,7 +14,7 @@ from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
 from ..jetstream.api import JetStreamApi
 from ..nats_client.request_reply import ReplyMultiplexer
-from ..port.bus import Answered, ConnectionEvent, Handler, Message, StreamMessage
+from ..port.bus import HIGH_WATER_BYTES, Answered, ConnectionEvent, Handler, Message, StreamMessage
 from ..port.subjects import SubjectPattern, check_subject
 
 _log = logging.getLogger("gangline.bus.memory")
@@ -210,7 +210,7 @@ class MemoryConnection:
     def push(self) -> None:
         pass  # `publish` has already sent it
 
-    async def writable(self) -> None:
+    async def writable(self, below_bytes: int = HIGH_WATER_BYTES) -> None:
         self.check_open()
 
     def publish_known(self, subject: str, data: bytes, reply: str) -> None:

@@ -29,7 +29,7 @@ from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, Disconnected
 from ..port.bus import Message
 from .protocol import ProtocolParser, ProtocolViolation, decode_headers
-from .reconnect import HIGH_WATER_BYTES, ConnectionObserver, ReconnectingClient
+from .reconnect import ConnectionObserver, ReconnectingClient
 
 _DRAIN_TIMEOUT_S: Final = 5.0
 
@@ -171,15 +171,19 @@ class BufferedNatsClient(ReconnectingClient):
         done.set_result(None)
         return done
 
-    async def writable(self) -> None:
-        """Wait until less than HIGH_WATER_BYTES are buffered."""
-        while self.buffered_bytes >= HIGH_WATER_BYTES:
+    async def writable(self, below_bytes: int) -> None:
+        """Wait until less than `below_bytes` are buffered."""
+        while self.buffered_bytes >= below_bytes:
+            transport = self._socket()
+            if transport is not None and not transport.is_closing():
+                transport.set_write_buffer_limits(high=below_bytes - 1)  # `drain` waits above it
             self._write_pending()
             if not self.ready or self._transport is None:
                 raise Disconnected("the connection to the nats-server was lost: try again when it is back")
             try:
                 drain: Callable[[], Awaitable[None]] = self._transport.drain
                 await drain()
+                await asyncio.sleep(0)
             except OSError as error:
                 raise Disconnected(f"the connection to the nats-server was lost ({error})") from error
 

@@ -18,10 +18,10 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 
 from ...schemas.errors.base import ClosedError, Disconnected
+from ..port.bus import HIGH_WATER_BYTES
 
 log = logging.getLogger("gangline.bus")
 
-HIGH_WATER_BYTES: Final = 2 * 1024 * 1024
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from ...schemas.errors.base import GanglineError, Unavailable
 from .key_value import (
@@ -51,6 +51,7 @@ from .stream import (
 from .subjects import SubjectSubscription
 
 __all__ = [
+    "HIGH_WATER_BYTES",
     "MEBIBYTE",
     "bytes_from",
     "Answered",
@@ -87,6 +88,10 @@ __all__ = [
     "StreamSource",
     "StreamState",
 ]
+
+
+HIGH_WATER_BYTES: Final = 2 * MEBIBYTE
+"""So much may be buffered before a publisher waits, unless it says otherwise."""
 
 
 class NoResponders(Unavailable):
@@ -201,8 +206,8 @@ class Bus(Protocol):
         publish more in this turn while the receiver can already work on this part. No-op while disconnected."""
         ...
 
-    async def writable(self) -> None:
-        """Wait until the write buffer is below its high-water mark (default 2 MiB)."""
+    async def writable(self, below_bytes: int = HIGH_WATER_BYTES) -> None:
+        """Wait until less than `below_bytes` are buffered."""
         ...
 
     async def request(

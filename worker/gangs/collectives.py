@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Literal
 
-from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
+from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...bus.port.subjects import Subscription
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import (
-    ClosedError,
-    Disconnected,
-    GanglineError,
-    InvalidRequest,
-)
+from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest
 from ...schemas.names import Names
 from ...schemas.wire import codec
 from .collectives_core import (
     HUB,
     TO_HUBS_SESSION,
+    Chunks,
     Collective,
     CollectivesCore,
     PeerMessage,
@@ -37,9 +32,8 @@ _ENDED_RUNS: Final = 1000
 """How many runs of a member are remembered after their end."""
 _HEADER_BYTES: Final = 1024
 """Room in a message for everything but the value."""
-_PART_MAX_BYTES: Final = 512 * 1024
-_BURST_BYTES: Final = 1024 * 1024
-"""Bytes sent before checking whether the connection keeps up."""
+_PART_MAX_BYTES: Final = 128 * 1024
+"""A small part of what may be on the way: the rest goes on when the first has arrived."""
 
 
 class CollectiveSession:
@@ -80,9 +74,8 @@ class CollectiveSession:
         self._to_hubs_session: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._opening = asyncio.Lock()
-        self._queue: deque[Send] = deque()
-        self._pump: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._error: GanglineError | None = None
 
@@ -146,8 +139,6 @@ class CollectiveSession:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._pump is not None:
-            self._pump.cancel()
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -164,7 +155,7 @@ class CollectiveSession:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _run(self, kind: Collective, root: int, value: bytes) -> list[bytes]:
+    async def _run(self, kind: Collective, root: int, value: bytes) -> list[Chunks]:
         if self._waiter is not None:
             raise InvalidRequest("a member makes one collective call at a time: another one waits in this run")
         core, loop = self._core, asyncio.get_running_loop()
@@ -190,9 +181,9 @@ class CollectiveSession:
         finally:
             self._waiter = None
 
-    def _unpacked(self, results: list[bytes]) -> list[Any]:
+    def _unpacked(self, results: list[Chunks]) -> list[Any]:
         if self._here is None:
-            return [codec.unpack(result) for result in results]
+            return [codec.unpack(result.join()) for result in results]
         return self._here.unpacked(self._core.number, results)
 
     def _check(self) -> None:
@@ -211,7 +202,7 @@ class CollectiveSession:
             await self._listen()
             if self._here is None:
                 self._here = self._shared.of(self.gang, self.generation, self.run)
-            await self._here.join(self._hear)
+            await self._here.join(self._hear, self.rank)
             if self.rank == HUB and self._to_hubs_session is None:
                 subject = self._names.gang_talk(self.gang, self.generation, self.run, TO_HUBS_SESSION)
                 self._to_hubs_session = await self._bus.subscribe(subject, self.take)
@@ -236,48 +227,25 @@ class CollectiveSession:
         self._settle()
 
     def _settle(self) -> None:
-        """After any event: wake the waiting call if it is over, and set the timer for the next ASK."""
+        """After any event: wake the waiting call if it is over, and set the timer for the next `tick`."""
         core = self._core
         over = self._error is not None or core.failure is not None or not core.waiting
         if over and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        wake_at = core.wake_at if self._error is None else None
         if self._timer is not None:
+            if wake_at is not None and self._wakes_at <= wake_at:
+                return  # when it is over, it is set again: cheaper than once a message
             self._timer.cancel()
             self._timer = None
-        if core.wake_at is not None and self._error is None:
-            self._timer = asyncio.get_running_loop().call_at(core.wake_at, self._on_timer)
+        if wake_at is not None:
+            self._timer = asyncio.get_running_loop().call_at(wake_at, self._on_timer)
+            self._wakes_at = wake_at
 
     def _send(self, sends: list[Send]) -> None:
-        if self.size == 1 or self._error is not None:
-            return
-        self._queue.extend(sends)
-        if self._pump is None and self._flush():
-            self._pump = asyncio.get_running_loop().create_task(self._keep_up(), name="gangline-gang-talk")
-            self._pump.add_done_callback(self._pumped)
-
-    def _flush(self) -> bool:
-        """Publish a burst; True if more is left. A member that misses what could not be sent asks for it again."""
-        sent = 0
-        while self._queue and sent < _BURST_BYTES:
-            to, message = self._queue.popleft()
-            data = codec.pack(message)
-            sent += len(data)
-            try:
-                self._bus.publish(self._names.gang_talk(self.gang, self.generation, self.run, to), data)
-            except (Disconnected, NotPermitted, ClosedError):
-                self._queue.clear()
-        return bool(self._queue)
-
-    async def _keep_up(self) -> None:
-        while True:
-            await self._bus.writable()
-            if not self._flush():
-                return
-
-    def _pumped(self, task: asyncio.Task[None]) -> None:
-        self._pump = None
-        if not task.cancelled() and isinstance(task.exception(), GanglineError):
-            self._queue.clear()
+        if self.size > 1 and self._error is None:
+            for to, message in sends:
+                self._shared.send(self._names.gang_talk(self.gang, self.generation, self.run, to), message)
 
 
 class CollectiveSessions:
@@ -309,6 +277,7 @@ class CollectiveSessions:
             timer=timer,
         )
         self._bus = bus
+        self._shared = shared
         self._subject = partial(names.gang_talk, gang, generation)
         self._rank = rank
         self._size = size
@@ -400,10 +369,7 @@ class CollectiveSessions:
 
     def _publish(self, run: int, sends: list[Send]) -> None:
         for to, message in sends:
-            try:
-                self._bus.publish(self._subject(run, to), codec.pack(message))
-            except (Disconnected, NotPermitted, ClosedError):
-                return
+            self._shared.send(self._subject(run, to), message)
 
     def __repr__(self) -> str:
         return f"CollectiveSessions({sorted(self._talks)})"

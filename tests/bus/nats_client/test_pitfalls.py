@@ -138,6 +138,8 @@ async def test_4_waiting_under_back_pressure_can_be_cancelled(bus, nats_server):
     nats_server.thaw()
     await again
     assert bus.statistics()["buffered_bytes"] < 16 * 1024 * 1024
+    await bus.writable(100_000)
+    assert bus.statistics()["buffered_bytes"] < 100_000
 
 
 async def test_5_whatever_waits_when_the_connection_is_lost_hears_of_it_at_once(

@@ -101,6 +101,7 @@ class NatsStream:
             first_sequence=int(state["first_seq"]),
             last_sequence=int(state["last_seq"]),
             subjects=subjects,
+            created=str(found.get("created", "")),
         )
 
     async def get(self, sequence: int) -> StreamMessage | None:

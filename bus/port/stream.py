@@ -117,6 +117,8 @@ class StreamState:
     last_sequence: int
     subjects: Mapping[str, int]
     """Number of messages of each requested subject."""
+    created: str = ""
+    """When the stream was created, in RFC 3339: tells a new stream from an earlier one of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

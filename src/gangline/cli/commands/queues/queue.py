@@ -34,12 +34,17 @@ def ls(connection: ConnectionOptions, watch: bool, as_json: bool) -> None:
     attempt, BLOCKED those that wait because of a limit or the order of their key. CREDIT shows idle and all slots
     leased for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs it.
     """
+    from ....schemas.messages.jobs import PURGED
+    from ....schemas.text import count_of
     from ...console.watching import ListView, Page, list_rows
     from ...views.jobs import queues_table
 
     async def read(client: Client) -> Page[QueueStats]:
         queues = await client.queues()
         notes = [f"{queue.endpoint}: {queue.unanswered}" for queue in queues if queue.unanswered][:1]
+        notes += [f"{queue.endpoint}: {count_of(queue.purged, 'task')}: {PURGED}" for queue in queues if queue.purged][
+            :1
+        ]
         if not all(queue.dispatcher or queue.unanswered for queue in queues):
             notes.append("'nobody': start 'gangline dispatcher'")
         return Page(queues, tuple(notes))

@@ -150,6 +150,7 @@ class StreamAdmin:
                 )
             raise StorageUnavailable(error.message, may_have_started=False) from error
         self._usable()
+        self.created = str(found.get("created", ""))
         return changes
 
     def _usable(self) -> None:
@@ -236,7 +237,6 @@ class StreamAdmin:
         else:
             await self._compare(found, timeout_s)
             await self._skip_used(found.get("state") or {}, timeout_s)
-            self.created = str(found.get("created", ""))
             return False
         for source in self._sources:
             await source.ensure(look=True)
@@ -283,7 +283,20 @@ class StreamAdmin:
             return False
         self.created = str(made.get("created", ""))
         self._usable()
+        self._report_domain()
         return True
+
+    def _report_domain(self) -> None:
+        if (domain := self._bus.jetstream_domain) and self._configuration.get(
+            "allow_atomic"
+        ):  # the ledger: who has another is elsewhere
+            log.warning(
+                "created %s on %s: processes that use a server of another JetStream domain are another system, and see "
+                "nothing of this one",
+                self._label,
+                self._bus.server_place,
+                extra={"action": "bus.ledger_created", "stream": self._stream, "domain": domain},
+            )
 
     async def _compare(self, info: Mapping[str, Any], timeout_s: float) -> None:
         changes, found = self.check(info), info.get("config") or {}

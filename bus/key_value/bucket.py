@@ -66,6 +66,10 @@ class NatsKeyValue:
         return self._upkeep.made
 
     @property
+    def created(self) -> str:
+        return self._upkeep.created
+
+    @property
     def only_read(self) -> bool:
         """Whether nobody has asked us to create it, and nothing was written: watches do not create it either."""
         return self._upkeep.only_read

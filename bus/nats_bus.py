@@ -160,6 +160,15 @@ class NatsBus(LoopBound):
         """Version of the connected server, for example `2.15.1`."""
         return str(self._client.server_info.get("version", "unknown"))
 
+    @property
+    def server_place(self) -> str:
+        name, domain = str(self._client.server_info.get("server_name", "?")), self.jetstream_domain
+        return f"server {name!r}" + (f" of JetStream domain {domain!r}" if domain else "")
+
+    @property
+    def jetstream_domain(self) -> str:
+        return str(self._client.server_info.get("domain", ""))
+
     def statistics(self) -> dict[str, int]:
         """Counters for operators: buffered bytes, waiting requests, reconnects."""
         return {

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from ..bus.lifecycle import StartPatience
-from ..bus.port.bus import Bus, ConnectionEvent
+from ..bus.port.bus import Bus, ConnectionEvent, KeyValue, Message
+from ..bus.port.subjects import Subscription
 from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
 from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
-from ..schemas.errors.base import ShardConflict
+from ..schemas.errors.base import MalformedMessage, ShardConflict, Unavailable
 from ..schemas.names import GangOperation, Names
 from ..schemas.records.history import HistoryKind
-from ..telemetry.logs import logger_for
+from ..schemas.wire.codec import from_json
+from ..telemetry.logs import Log, logger_for
 from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
 from .election.leader_record import LeaderKey
@@ -122,6 +125,7 @@ class Coordinator(Service[CoordinatorState]):
         self._election = ElectionCore(self.instance, election)
         self._log = logger_for("coordinator", instance=self.instance)
         self._counts: dict[str, list[int]] = {}
+        self._context: CoordinatorContext | None = None
         self._nats_service = coordinator_service(
             bus,
             self.names,
@@ -132,8 +136,9 @@ class Coordinator(Service[CoordinatorState]):
             leads=lambda: self.state is CoordinatorState.LEADING,
             term=lambda: self._election.term,
             counts=self._counts,
+            ledger=lambda: self._context.kv.created if self._context is not None else "",
         )
-        self._context: CoordinatorContext | None = None
+        self._comparison: LedgerComparison | None = None
         self._history: HistoryRecorder | None = None
         self._background = TaskSet("coordinator")
         """Cleans up after past terms."""
@@ -194,8 +199,10 @@ class Coordinator(Service[CoordinatorState]):
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
+        self._comparison = LedgerComparison(self._bus, self.names, kv, self._log)
         for step in (registry.start, worker_registry.start, mirror.start, self._nats_service.start):
             await patiently(step)
+        await self._comparison.start()
         self.state = CoordinatorState.STANDBY
         self._log.info("joined the election", extra={"action": "coordinator.started"})
         await patiently(elector.start)
@@ -204,6 +211,8 @@ class Coordinator(Service[CoordinatorState]):
     async def _stop(self) -> None:
         context = self._context
         try:
+            if self._comparison is not None:
+                await self._comparison.stop()
             if context is not None:
                 if self.term is not None:
                     await self.term.prepare_to_leave()
@@ -283,6 +292,69 @@ def _nothing() -> None:
 
 
 SERVICE: Final = "gangline-coordinator"
+_COMPARE_S: Final = 10.0
+
+
+class LedgerComparison:
+    """Looks whether coordinators of our namespace have another ledger: those at servers of two JetStream domains, such
+    as a hub and a leaf node, share subjects but not storage. Each other ledger is an error in the log, once."""
+
+    def __init__(self, bus: Bus, names: Names, kv: KeyValue, log: Log) -> None:
+        self._bus = bus
+        self._names = names
+        self._kv = kv
+        self._log = log
+        self._rounds = TaskSet("ledger comparison", log)
+        self._subscription: Subscription | None = None
+        self._others: dict[str, str] = {}
+        """Other ledgers that were named in this round, and where they are."""
+        self._suspected: set[str] = set()
+        """Those of the round before: one that was just made again is not known to all yet."""
+        self._reported: set[str] = set()
+
+    async def start(self) -> None:
+        """Compare now, and then every ten seconds."""
+        reply = f"{self._bus.inbox}.ledgers"
+        self._subscription = await self._bus.subscribe(reply, self._on_answer)
+        self._rounds.start(self._go_on(reply))
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        await self._rounds.stop()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    async def _go_on(self, reply: str) -> None:
+        while True:
+            self._others.clear()
+            with contextlib.suppress(Unavailable):  # not connected, or the user may not ask
+                self._bus.publish(f"$SRV.PING.{SERVICE}", reply=reply)
+            await asyncio.sleep(_COMPARE_S)
+            for ledger in (self._others.keys() & self._suspected) - self._reported - {self._kv.created}:
+                self._reported.add(ledger)
+                self._log.error(
+                    "another coordinator of the namespace %r, at %s, has another ledger (created %s) than ours at %s "
+                    "(created %s): these are two systems that share subjects, and either may grant gangs for both. "
+                    "Connect all processes to servers of one JetStream domain, or use two namespaces",
+                    self._names.namespace,
+                    self._others[ledger],
+                    ledger,
+                    self._bus.server_place,
+                    self._kv.created,
+                    extra={"action": "coordinator.other_ledger", "ledger": ledger},
+                )
+            self._suspected = set(self._others)
+
+    def _on_answer(self, message: Message) -> None:
+        try:
+            answer = from_json(message.data)
+            about = answer["metadata"]
+            ledger, ours = about.get("ledger"), about.get("namespace") == self._names.namespace
+            if ours and isinstance(ledger, str) and ledger and ledger != self._kv.created:
+                self._others[ledger] = str(about.get("place", ""))[:200]
+        except (MalformedMessage, TypeError, KeyError, AttributeError):
+            return  # the answer of another service
 
 
 def coordinator_service(
@@ -296,6 +368,7 @@ def coordinator_service(
     leads: Callable[[], bool],
     term: Callable[[], int],
     counts: Mapping[str, list[int]],
+    ledger: Callable[[], str],
 ) -> MicroService:
     """A coordinator as a NATS service: what `nats service ls|info|stats` shows of it. Standbys are shown too.
 
@@ -303,6 +376,7 @@ def coordinator_service(
         leads: whether it leads now.
         term: the current term, or the last known one.
         counts: requests and errors by operation; updated by the caller.
+        ledger: when our ledger was created; see LedgerComparison.
     """
     sharded = {"shard": shard.name, "pools": ",".join(sorted(shard.pools))} if shard.pools is not None else {}
 
@@ -315,6 +389,8 @@ def coordinator_service(
                 "node": node,
                 "role": "leader" if leads() else "standby",
                 "term": str(term()),
+                "ledger": ledger(),
+                "place": bus.server_place,
                 **sharded,
             },
             endpoints=[

@@ -30,6 +30,11 @@ class Transport(Bus, Protocol):
     api: JetStreamApi
 
     @property
+    def jetstream_domain(self) -> str:
+        """Of the server that it is connected to; empty: it has none."""
+        ...
+
+    @property
     def closed(self) -> bool: ...
 
     def new_inbox(self) -> str:
@@ -251,7 +256,7 @@ class JetStreamApi:
     def _without_jetstream(version: str) -> ServerUnsupported:
         return ServerUnsupported(
             f"this nats-server ({version}) has no JetStream for our account: start it with -js, or enable JetStream "
-            f"for the account",
+            f"for the account. If it is a leaf node, and the JetStream of its hub has a domain, connect to the hub",
             details={"version": version},
         )
 

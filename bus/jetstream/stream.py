@@ -103,6 +103,7 @@ class NatsStream:
             last_sequence=int(state["last_seq"]),
             subjects=subjects,
             max_bytes=int((found.get("config") or {}).get("max_bytes") or -1),
+            created=str(found.get("created", "")),
         )
 
     async def get(self, sequence: int) -> StreamMessage | None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ...schemas.errors.base import Disconnected, InvalidSettings
+from ...schemas.errors.base import Disconnected, InvalidSettings, Unavailable
 from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
 from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
 from .wire import OVERLAP, RESERVED, TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
@@ -76,6 +76,10 @@ class StreamAdmin:
         """Whether the stream has ever existed, or was created by us."""
         self.created = ""
         """Creation time, as the server writes it: tells a new stream from an old one of the same name."""
+        self._used = False
+        """Whether it was as it should be before."""
+        self._unusable = ""
+        """Why it cannot be used now; empty: it can."""
         self._few_consumers = False
         """Whether the account's consumer limit is below what our streams ask for."""
         self._refused = 0
@@ -115,20 +119,52 @@ class StreamAdmin:
         except (TimeoutError, StorageUnavailable):
             return False
 
-    async def vanished(self) -> bool:
-        """Whether JetStream says that the stream does not exist.
+    async def inspect(self) -> None:
+        """Find out whether the stream, if it exists, can be used: another may have taken its place.
 
         Raises:
-            StorageUnavailable: it does not answer.
+            InvalidSettings, StorageUnavailable: see `check`.
         """
         try:
-            await self._bus.api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}")
-        except ApiError as error:
-            if error.number == STREAM_NOT_FOUND:
-                self.exists = False
-                return True
-            raise
-        return False
+            found = await self._bus.api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}")
+        except Unavailable:
+            return  # whoever reads or writes it learns that
+        self.check(found)
+
+    def check(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """See `check_configuration`. What makes it unusable is logged once, and so is the end of that.
+
+        Args:
+            found: information about the stream, as the server gives it.
+
+        Raises:
+            InvalidSettings: it cannot be used.
+            StorageUnavailable: the same, after one that we have used: it may be put right again.
+        """
+        try:
+            changes = check_configuration(self._label, self._configuration, found.get("config") or {})
+        except InvalidSettings as error:
+            self.exists = False
+            if not self._used:
+                raise
+            if error.message != self._unusable:
+                self._unusable = error.message
+                log.error(
+                    "somebody has replaced %s, and this process waits until that is put right: %s",
+                    self._label,
+                    error.message,
+                    extra={"action": "bus.stream_replaced", "stream": self._stream},
+                )
+            raise StorageUnavailable(error.message, may_have_started=False) from error
+        self._usable()
+        self.created = str(found.get("created", ""))
+        return changes
+
+    def _usable(self) -> None:
+        self._used = True
+        if self._unusable:
+            self._unusable = ""
+            log.info("%s can be used again", self._label, extra={"action": "bus.stream_back", "stream": self._stream})
 
     async def ask(
         self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, repeatable: bool = True
@@ -184,7 +220,7 @@ class StreamAdmin:
                 made = await self._look_or_create(patience_s)
             except (StorageUnavailable, NotOurStream) as error:
                 # A cluster that has just started or lost its leader: no answer or a refusal for a while.
-                if isinstance(error, ApiError) and not error.temporary:
+                if self._unusable or (isinstance(error, ApiError) and not error.temporary):
                     raise
                 refusal = error if isinstance(error, NotOurStream) else refusal
                 if loop.time() + _RETRY_S > deadline:
@@ -206,10 +242,9 @@ class StreamAdmin:
             if error.number != STREAM_NOT_FOUND:
                 raise
         else:
-            await self._compare(found.get("config") or {}, timeout_s)
+            await self._compare(found, timeout_s)
             await self._skip_used(found.get("state") or {}, timeout_s)
             await self._limit(found, timeout_s)
-            self.created = str(found.get("created", ""))
             return False
         for source in self._sources:
             await source.ensure(look=True)
@@ -248,6 +283,8 @@ class StreamAdmin:
             return False
         await self._limit(made, timeout_s)
         self.created = str(made.get("created", ""))
+        self._usable()
+        self._report_domain()
         return True
 
     async def _not_reserved(self, size: int, error: ApiError) -> None:
@@ -330,8 +367,20 @@ class StreamAdmin:
             extra={"action": "bus.stream_unlimited", "stream": self._stream},
         )
 
-    async def _compare(self, found: Mapping[str, Any], timeout_s: float) -> None:
-        changes = check_configuration(self._label, self._configuration, found)
+    def _report_domain(self) -> None:
+        if (domain := self._bus.jetstream_domain) and self._configuration.get(
+            "allow_atomic"
+        ):  # the ledger: who has another is elsewhere
+            log.warning(
+                "created %s on %s: processes that use a server of another JetStream domain are another system, and see "
+                "nothing of this one",
+                self._label,
+                self._bus.server_place,
+                extra={"action": "bus.ledger_created", "stream": self._stream, "domain": domain},
+            )
+
+    async def _compare(self, info: Mapping[str, Any], timeout_s: float) -> None:
+        changes, found = self.check(info), info.get("config") or {}
         if changes or self._unstarted(found):
             try:
                 if self._unstarted(found):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import Unavailable
@@ -66,6 +67,10 @@ class NatsKeyValue:
         return self._upkeep.made
 
     @property
+    def created(self) -> str:
+        return self._upkeep.created
+
+    @property
     def only_read(self) -> bool:
         """Whether nobody has asked us to create it, and nothing was written: watches do not create it either."""
         return self._upkeep.only_read
@@ -84,9 +89,13 @@ class NatsKeyValue:
         self._seen = max(self._seen, revision)
         return revision
 
-    async def vanished(self) -> bool:
-        """Whether JetStream says that the stream does not exist; see StreamAdmin.vanished."""
-        return await self._upkeep.vanished()
+    async def inspect(self) -> None:
+        """Find out whether the stream can be used; see StreamAdmin.inspect."""
+        await self._upkeep.inspect()
+
+    def check(self, found: Mapping[str, Any]) -> None:
+        """Whether a stream like this can be used; see StreamAdmin.check."""
+        self._upkeep.check(found)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -120,10 +129,10 @@ class NatsKeyValue:
 
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
         write = KvWrite(key=check_key(key), value=value, ttl_s=ttl_s, revision=revision)
-        return self._see(await self._writer.store(write))
+        return await self._written(self._writer.store(write))
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        self._see(await self._writer.store(KvWrite(key=check_key(key), value=None, revision=revision)))
+        await self._written(self._writer.store(KvWrite(key=check_key(key), value=None, revision=revision)))
 
     async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
         for write in writes:
@@ -132,6 +141,9 @@ class NatsKeyValue:
         for result in results:
             if isinstance(result, int):
                 self._see(result)
+        if any(isinstance(result, ApiError) and not result.temporary for result in results):
+            with contextlib.suppress(Unavailable):  # logged; the next write says why
+                await self.inspect()
         return results
 
     async def commit(self, writes: Sequence[KvWrite]) -> int:
@@ -139,7 +151,16 @@ class NatsKeyValue:
             check_key(write.key)
             if write.condition_key is not None:
                 check_key(write.condition_key)
-        return self._see(await AtomicBatch(self, writes).commit())
+        return await self._written(AtomicBatch(self, writes).commit())
+
+    async def _written(self, work: Coroutine[Any, Any, int]) -> int:
+        """The revision. A refusal is explained if another stream has taken the place of ours."""
+        try:
+            return self._see(await work)
+        except ApiError as error:
+            if not error.temporary:
+                await self.inspect()
+            raise
 
     # -- following ------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) ->
     operation, what = f"STREAM.INFO.{bucket.stream}", f"list {bucket.name}"
     filters = [{"subjects_filter": bucket.prefix + pattern} for pattern in patterns]
     answers = await asyncio.gather(*(bucket.bus.api.call(operation, query, what=what) for query in filters))
+    bucket.check(answers[0])
     subjects = {subject for answer in answers for subject in answer["state"].get("subjects") or ()}
     keys = sorted(subject[len(bucket.prefix) :] for subject in subjects)
     if len(keys) > most:

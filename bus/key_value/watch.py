@@ -145,6 +145,8 @@ class BucketWatch(Resubscriber):
         self._on_end(self)
 
     async def _follow(self) -> bool:
+        if self._ready.done() or self._bucket.only_read:
+            await self._bucket.inspect()  # it may have been replaced; those who create it have compared it at first
         self._seen = set()
         self._feed = OrderedFeed(self._bucket, (self._pattern,), self._take)
         if await self._feed.open():

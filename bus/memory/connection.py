@@ -142,6 +142,14 @@ class MemoryConnection:
         """The in-memory server behaves like this version."""
         return "2.15.0"
 
+    @property
+    def server_place(self) -> str:
+        return "the server in memory"
+
+    @property
+    def jetstream_domain(self) -> str:
+        return ""
+
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub = hub
         self.name = name

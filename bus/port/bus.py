@@ -275,6 +275,11 @@ class Bus(Protocol):
         """Of the server that it is connected to."""
         ...
 
+    @property
+    def server_place(self) -> str:
+        """Which server it is connected to, for people: `server 'n1' of JetStream domain 'hub'`."""
+        ...
+
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
         """Open a bucket, creating it if necessary (with expiring keys and, if it is the ledger, atomic batches).
 

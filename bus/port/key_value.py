@@ -134,6 +134,12 @@ class KeyValue(Protocol):
 
     name: str
 
+    @property
+    def created(self) -> str:
+        """When the bucket was created, in RFC 3339, as of the last look at it: tells two of the same name apart. Empty:
+        not known."""
+        ...
+
     async def get(self, key: str) -> KvEntry | None:
         """The newest revision, read from the stream's leader. None: never written, deleted or expired."""
         ...

@@ -122,6 +122,8 @@ class StreamState:
     """Number of messages of each requested subject."""
     max_bytes: int = -1
     """Its limit; -1: none."""
+    created: str = ""
+    """When the stream was created, in RFC 3339: tells a new stream from an earlier one of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

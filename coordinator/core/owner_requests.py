@@ -27,7 +27,7 @@ from ..model.effects import AnswerRequest
 from ..model.events import AcquireAsked, Cause, EndAsked, ReleaseAsked, RenewAsked
 from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang
 from ..scheduling.placement import NoPlacement, TrialPlacement, find, lacks, place
-from ..scheduling.queue import target_of
+from ..scheduling.queue import guard, target_of
 from .commit_pipeline import GrantPipeline
 from .members import Teardown
 from .state import SchedulerState
@@ -297,16 +297,21 @@ _MOST_AHEAD: Final = 3
 
 
 def _ahead(scheduler_state: SchedulerState, gang_id: str) -> Iterator[GangAhead]:
-    place_ = scheduler_state.queue.place_of(gang_id)
-    for other_id in islice(scheduler_state.queue, min(place_ or 0, _MOST_AHEAD)):
-        other = scheduler_state.gangs[other_id]
+    """The first of the gangs ahead that wait for slots of the same pools."""
+    place_, pools = scheduler_state.queue.place_of(gang_id), _pools(scheduler_state.gangs[gang_id])
+    before = (scheduler_state.gangs[other_id] for other_id in islice(scheduler_state.queue, place_ or 0))
+    for other in islice((each for each in before if pools & _pools(each)), _MOST_AHEAD):
         yield GangAhead(
-            id=other_id,
+            id=other.id,
             priority=other.spec.priority,
             waiting_s=round(scheduler_state.now - other.queued_at, 3),
             size=other.spec.smallest.size,
             owner=other.spec.owner,
         )
+
+
+def _pools(gang: ManagedGang) -> set[str]:
+    return {part.pool for bundle in gang.spec.smallest.bundles for part in bundle.parts}
 
 
 def waiting_by_obstacle(scheduler_state: SchedulerState) -> dict[tuple[str, str], tuple[int, int]]:
@@ -384,9 +389,7 @@ def _lacks(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
             if gang.not_before > scheduler_state.now:
                 again_s = gang.not_before - scheduler_state.now
                 return [f"tried and refused {count_of(gang.refusals, 'time')}; tries again in {again_s:.2f} s"]
-            if head is None or head.gang == gang.id:
-                return []  # it is its turn
-            return [f"there is room, but gang {head.gang} is ahead and needs it"]
+            return _behind_head(scheduler_state, gang)
         case GangStep.HOLDING | GangStep.REPAIRING if gang.attempt is not None:
             silent = [str(worker) for worker in gang.attempt.wanted if worker not in gang.attempt.answers]
             return [f"waits for {', '.join(silent)} to answer"]
@@ -401,6 +404,18 @@ def _lacks(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
             return [f"restarts soon ({gang.reason})"]
         case _:
             return []
+
+
+def _behind_head(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
+    """What keeps a gang that has room from forming."""
+    head, depth = scheduler_state.head, scheduler_state.settings.backfill_depth
+    if head is None or head.gang == gang.id:
+        return []  # it is its turn
+    if place(gang.spec.smallest, scheduler_state.inventory.free, changes=guard(head.target.slots)) is None:
+        return [f"there is room, but gang {head.gang} is ahead and needs it"]
+    if (scheduler_state.queue.place_of(gang.id) or 0) <= depth:
+        return []
+    return [f"there is room, but only the first {depth} gangs behind the head of the queue may go before it"]
 
 
 def _obstacles(scheduler_state: SchedulerState, gang_id: str, worker: WorkerId) -> list[GangObstacle]:

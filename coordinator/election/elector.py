@@ -15,7 +15,7 @@ from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names
 from ...schemas.records.gangs import LeaderAlive, LeaderRecord
-from ...telemetry.logs import Log
+from ...telemetry.logs import LineLimit, Log
 from . import election_core as on
 from .election_core import ElectionCore, ElectionEffect, ElectionRole
 from .leader_record import LeaderKey, LeaderLost, leader_of
@@ -57,6 +57,7 @@ class Elector:
         self._on_yield = on_yield
         self._on_outage = on_outage
         self._log = log
+        self._lines = LineLimit(lambda: clock.now, burst=3, every_s=30.0)
         self._tasks = TaskSet("election", log)
         self._subscriptions: list[Subscription] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -174,9 +175,10 @@ class Elector:
         except Conflict:
             self.tell(on.ClaimLost(**self._clock.moment()))
         except (GanglineError, TimeoutError) as error:
-            self._log.warning(
-                "the claim to lead was not answered: %s", error, extra={"action": "election.claim_unknown"}
-            )
+            if self._lines.admit("claim") is not None:
+                self._log.warning(
+                    "the claim to lead was not answered: %s", error, extra={"action": "election.claim_unknown"}
+                )
             await asyncio.sleep(_RETRY_S)
             self.tell(on.ClaimUnknown(**self._clock.moment()))
         else:
@@ -196,7 +198,8 @@ class Elector:
             self.deposed()
         except (GanglineError, TimeoutError) as error:
             self._on_outage()
-            self._log.info("leadership was not renewed: %s", error, extra={"action": "election.renewal_failed"})
+            if self._lines.admit("renewal") is not None:
+                self._log.info("leadership was not renewed: %s", error, extra={"action": "election.renewal_failed"})
             self.tell(on.RenewFailed(**self._clock.moment()))
         else:
             self.tell(on.Renewed(**self._clock.moment(), started_at=started_at))

@@ -186,7 +186,7 @@ class QueueOperations:
     async def _get(self, account: str, body: Any) -> JobInfo:
         request = parse_request(JobRequest, body)
         job = self._job(account, request.job)
-        return self._queue.info(job) or self._info_of_unread(job, await self._unread(job, request.sequence))
+        return await self._queue.looked_up(job) or self._info_of_unread(job, await self._unread(job, request.sequence))
 
     async def _unread(self, job: str, sequence: int) -> StreamMessage:
         """A task that is in the stream, and not fetched.

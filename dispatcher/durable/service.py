@@ -23,6 +23,7 @@ from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
 from ...schemas.records.history import HistoryKind
 from ...schemas.records.routes import RouteRecord
+from ...schemas.text import count_of
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.durable import DurableMetrics, QueueLevels
 from ..jobs.storage import TaskStorage, TaskStreams
@@ -336,8 +337,18 @@ class Dispatcher(Service[DispatcherState]):
         self._counts["lost"] += 1
         self._recorded(HistoryKind.QUEUE_LEFT, queue.endpoint, "lost")
         self._started_before += queue.started
+        stats = queue.statistics()
         self._log.warning(
-            "lost the queue %s", queue.endpoint, extra={"action": "queue.lost", "endpoint": queue.endpoint}
+            "lost the queue %s with %s, %d of them running",
+            queue.endpoint,
+            count_of(stats.depth, "task"),
+            stats.running,
+            extra={
+                "action": "queue.lost",
+                "endpoint": queue.endpoint,
+                "tasks": stats.depth,
+                "running": stats.running,
+            },
         )
         operations = None
         if self._queues.get(queue.endpoint) is queue:
@@ -345,6 +356,7 @@ class Dispatcher(Service[DispatcherState]):
             self.metrics.left(queue.endpoint)
             operations = self._all_operations.pop(queue.endpoint, None)
         self._background.start(_end(queue, operations))
+        self._sweeper.lost(queue, unread=stats.depth - stats.seen)
         self._ownership.gone(queue.endpoint)
 
     async def _on_returned(self, worker: WorkerEntry) -> bool:

@@ -214,7 +214,7 @@ class JobQueries:
         if await self._coming(ref) is not None:
             text = "its time has come and the server is moving it to its queue, or it has ended without a result"
             raise UnknownJob(f"job {ref.id!r} is not known yet: {text}", details={"job": ref.id, "certain": False})
-        raise self._unknown(ref, absent=not asked.held)
+        raise await self._unknown(ref, absent=not asked.held)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
         """Cancel the job; False: it had already ended.
@@ -336,8 +336,16 @@ class JobQueries:
         filters = (consumer.filter for consumer in await (await self.streams.tasks(make=False)).consumers())
         return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
 
-    def _unknown(self, ref: JobRef, *, absent: bool) -> UnknownJob:
+    async def _unknown(self, ref: JobRef, *, absent: bool) -> UnknownJob:
         text = "never submitted here, a cancelled cron, or ended so long ago that its result is no longer kept"
+        with contextlib.suppress(GanglineError):
+            state, name = await (await self.streams.tasks(make=False)).state(), self._names.tasks_stream
+            if ref.submitted and not ref.scheduled and (ref.sequence or 0) > state.last_sequence:
+                text = f"somebody has removed the stream {name}, which it was in"
+            elif state.created:
+                text += (
+                    f"; or it was submitted before {name} was made, {state.created[:19]}Z, and lost with an earlier one"
+                )
         if ref.endpoint is not None and absent:
             text += f" ({_nobody(ref.endpoint)})"
         return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": True})

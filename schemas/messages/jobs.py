@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, computed_field, model_validator
 
@@ -290,6 +290,12 @@ class QueueObstacle(StrEnum):
     """A slot of its pool must become free."""
 
 
+PURGED: Final = (
+    "removed from the stream, and still to run from the memory of the dispatcher: pause the queue and cancel"
+)
+"""What is said of such tasks."""
+
+
 class QueueStats(Reply):
     """`<ns>.queue.<endpoint>.stats`"""
 
@@ -317,6 +323,8 @@ class QueueStats(Reply):
     """Unix time of the takeover."""
     paused: bool = False
     """Its route says so: nothing is started."""
+    purged: int = 0
+    """Tasks that somebody removed from the stream: they still run, and are lost if the dispatcher dies."""
     pending: dict[str, int] = Field(default_factory=dict)
     """Tasks that neither run nor have ended, by what they wait for (QueueObstacle), without zeros. Earlier versions do
     not say."""

@@ -396,6 +396,7 @@ def _coordinator(names: Names) -> Permissions:
             names.gang_events,
             *(f"$KV.{ledger}.{key}" for key in keys),
             names.history("coordinator.*"),
+            "$SRV.PING.gangline-coordinator",
             *_api("INFO"),
             *_stream_api(names.history_stream, "STREAM.INFO"),
             *_bucket_reading(ledger),

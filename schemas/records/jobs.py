@@ -55,6 +55,8 @@ class DeadReason(StrEnum):
     """It needs more slots than any worker has, or the server refused its schedule."""
     REFUSED = "refused"
     """Its tenant's quotas do not allow it: the error is `quota_exceeded` or `not_entitled`."""
+    REMOVED = "removed"
+    """Somebody removed the stream of tasks while it waited or ran."""
 
 
 class JobFailure(Record):

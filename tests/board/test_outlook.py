@@ -493,3 +493,44 @@ def test_durations_are_those_of_leases_gangs_and_tasks_of_each_method():
     )
     kinds = ("task p.go", "task p.slow", "task p.", "lease of etl", "gang")
     assert [durations.mean_s(kind) for kind in kinds] == [0.5, 10.0, None, 30.0, 20.0]
+
+
+# -- no start is told of what will not start ----------------------------------------------------------------------
+
+
+def _in_line(*obstacles: JobObstacle) -> JobWhyReply:
+    info = JobInfo(job="p.me", endpoint="p", method="go", state=JobState.QUEUED)
+    line = JobLine(pool="p", method="go", slots=1, only_slots=True)
+    return JobWhyReply(job=info, position=0, obstacles=obstacles, line=line)
+
+
+MOMENTS = {
+    "a pool that does not exist": ("no_workers", 27.0, None),
+    "a method that no worker has": ("no_workers", None, None),
+    "more slots than any worker has": ("slots", 27.0, None),
+    "a backoff": ("backoff", 27.0, 27.0),
+    "a rate": ("rate", 27.0, 27.0),
+    "a time that has not come": ("schedule", 27.0, 27.0),
+}
+
+
+@pytest.mark.parametrize(("kind", "until_s", "not_before_s"), MOMENTS.values(), ids=MOMENTS)
+def test_only_what_ends_by_itself_is_a_moment_before_which_a_job_cannot_start(board, kind, until_s, not_before_s):
+    worker(board, "w1", used=0)
+    obstacle = JobObstacle(kind=kind, text="It waits.", until=None if until_s is None else NOW + until_s)
+    outlook = job_outlook(board, _in_line(obstacle), NOTHING, NOW)
+    assert outlook.told["not_before_s"] == not_before_s
+    assert any("not before" in text for text in texts(outlook)) == (not_before_s is not None)
+    if kind == "no_workers":
+        assert outlook.told["about_s"] is None and outlook.told["no_later_than_s"] is None
+        assert outlook.told["unknown"] == ["It waits"]
+
+
+def test_a_queue_that_its_route_pauses_does_not_compete_for_slots(board):
+    worker(board, "w1", used=0)
+    stats = {"dispatcher": "d", "seen": 3, "running": 0, "waiting": 0, "blocked": 0, "credit": 0, "leased": 0}
+    for endpoint, paused in (("other", b"false"), ("still", b"true")):
+        board.see_route(endpoint, b'{"to": {"p": 1.0}, "queue": {"paused": %s}}' % paused)
+    board.answer_queues([QueueStats(endpoint=endpoint, depth=3, **stats) for endpoint in ("other", "still")])
+    board.take()
+    assert job_outlook(board, _in_line(), NOTHING, NOW).told["others"] == ["queue other"]

@@ -198,6 +198,7 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "$JS.API.>": set(),
     "$SRV.PING": {G, W, D, C},
     "$SRV.PING.gangline-worker": {W},
+    "$SRV.PING.gangline-coordinator": {C},
     "$SRV.INFO.something-else": set(),
 }
 

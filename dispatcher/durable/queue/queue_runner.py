@@ -25,10 +25,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage
+from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage, StreamState
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, NoDispatcher, UnknownJob
 from ....schemas.messages.jobs import (
+    PURGED,
     JobInfo,
     JobLine,
     JobWhyReply,
@@ -121,15 +122,21 @@ class QueueRunner:
         """When the records of cancelled jobs were last looked for."""
         self._unlisten: Callable[[], None] | None = None
         self._tries: dict[str, TryRecord] = {}
+        self._stream_created = ""
+        """Creation time of the stream that our consumer is of."""
         self._arrived = 0
         self._newest = 0
         """The highest sequence delivered."""
         self._gone: set[int] = set()
         """Higher sequences of messages that were removed before the takeover."""
+        self.was_certain = False
+        """Whether it was known that the queue was ours until it was lost: nobody else can have ended its tasks."""
         self._unread = 0
         """Messages in the stream that were not fetched, as of the last count and without those fetched since."""
         self._counted_to = 0
         """The last sequence of that count."""
+        self._purged = 0
+        """Fetched tasks whose messages somebody else has removed, as of that count."""
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
@@ -255,6 +262,7 @@ class QueueRunner:
         context, recovery, began_at = self._context, self._recovery, self._loop.time()
         pattern = context.names.tasks_of(self.endpoint)
         state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
+        self._stream_created = state.created
         self._old_to, waiting = state.last_sequence, sum(state.subjects.values())
         self.counted(waiting, state.last_sequence)
         self._tries = await recovery.tries()
@@ -467,9 +475,14 @@ class QueueRunner:
         """End the grace time of `close`."""
         self._grace_ends_at = float("-inf")
 
+    def is_of_removed(self, state: StreamState) -> bool:
+        """Whether this stream has taken the place of the one that the queue was in."""
+        return bool(self._stream_created) and state.created != self._stream_created
+
     def _lost(self) -> None:
         if not self._closed:
             self._closed = True
+            self.was_certain = self._verifier is not None and self._verifier.certain
             self._on_lost(self)
 
     # -- events of the core -----------------------------------------------------------------------------------------
@@ -733,6 +746,16 @@ class QueueRunner:
             return info
         return info.model_copy(update={"worker": entry.worker or info.worker, "tries": entry.tries})
 
+    async def looked_up(self, job: str) -> JobInfo | None:
+        """Like `info`; says whether somebody has removed the job's message, if that has happened to this queue."""
+        info = self.info(job)
+        if not self._purged or info is None or info.sequence is None:
+            return info
+        stored = await (await self._context.streams.tasks()).get(info.sequence)
+        if stored is not None or (now := self.info(job)) is None:
+            return info
+        return now.model_copy(update={"reason": "; ".join(filter(None, (PURGED, now.reason)))})
+
     async def unread(self, job: str, sequence: int = 0) -> StreamMessage | None:
         """The message of a job that was not fetched when this was called; None: the stream does not have it.
 
@@ -896,8 +919,19 @@ class QueueRunner:
 
     def counted(self, depth: int, last_sequence: int) -> None:
         """So many of its messages are in the stream, whose last one has this sequence."""
-        self._unread = max(0, depth - sum(seq <= last_sequence for seq in self.entries))
+        known = sum(seq <= last_sequence for seq in self.entries)
+        self._unread, purged = max(0, depth - known), max(0, known - depth)
         self._counted_to = last_sequence
+        if purged and not self._purged:
+            self._log.warning(
+                "somebody has removed %s of the queue %s from the stream: they still run, from the memory of this "
+                "dispatcher; to stop them, pause the queue ('gangline route set %s --pause') and cancel them",
+                count_of(purged, "task"),
+                self.endpoint,
+                self.endpoint,
+                extra={"action": "queue.purged", "tasks": purged},
+            )
+        self._purged = purged
         if self._unread and self.core.open and not self._indexing and not self._closed:
             self._indexing = True
             self._tasks.start(self._index())
@@ -923,6 +957,7 @@ class QueueRunner:
             retried=counts.retried,
             since=self.since,
             paused=self.core.paused,
+            purged=self._purged,
             pending={what: count for what, count in pending.items() if count},
         )
 

@@ -28,6 +28,9 @@ from .reasons import Sentence, place_text
 from .slots import state_of
 
 _MOST_NAMED = 3
+_NO_START = frozenset({"no_workers", "slots"})
+"""Obstacles whose `until` is no moment before which a job cannot start: it becomes a dead letter then, or another task
+must have ended by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +160,14 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
     """As `gang_outlook`. What is known only of time (a delay, a backoff, a rate) is a moment before which it cannot
     start."""
     info = why.job
-    known = [obstacle for obstacle in why.obstacles if obstacle.until is not None]
+    known = [each for each in why.obstacles if each.until is not None and each.kind not in _NO_START]
     paused = any(each.kind == "paused" for each in why.obstacles)
     waits_for_slots = why.line is not None and not paused
     waits_for_turn = why.turn is not None and not paused
     kinds = {"slots", "position", "pool_limit"} if waits_for_slots else set[str]()
     if waits_for_turn:
         kinds |= {"key", "method", "order"}
-    open_ends = [each.text.rstrip(".") for each in why.obstacles if each.until is None and each.kind not in kinds]
+    open_ends = [each.text.rstrip(".") for each in why.obstacles if each not in known and each.kind not in kinds]
     not_before = max((obstacle.until for obstacle in known if obstacle.until is not None), default=None)
     sentences = [Sentence(text=f"{info.title} ({info.endpoint}.{info.method}) is {info.state.value}")]
     if not_before is not None:
@@ -181,6 +184,8 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
         # Without a worker that serves there is nothing to estimate, and the obstacle says so.
         no_workers = any(each.kind == "no_workers" for each in why.obstacles)
         sentences += _drains(board, {why.line.pool}, now) if no_workers else more
+        if no_workers:
+            told_of_line |= _moments(Forecast(estimate_s=None, steps=(), unknown=()), first=True)
         told |= told_of_line
         told["unknown"] = open_ends + [name for name in _texts(told_of_line["unknown"]) if name not in open_ends]
     if why.turn is not None and waits_for_turn:
@@ -383,8 +388,9 @@ def _others(board: Board, endpoint: str, line: JobLine) -> Iterator[str]:
             yield f"gang {gang}"
     for other, queue in sorted(board.queues.items()):
         if other != endpoint and queue.depth > queue.running:
-            route = board.routes.get(other)
-            if pool in (route.pools(other) if isinstance(route, RouteRecord) else {other: 1.0}):
+            record = board.routes.get(other)
+            route = record if isinstance(record, RouteRecord) else RouteRecord()
+            if pool in route.pools(other) and not route.queue.paused:
                 yield f"queue {other}"
     if line.turns:
         yield "tasks of other tenants"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..schemas.messages.gangs import GangReply, GangWhyReply
-from ..schemas.messages.jobs import QueueStats
+from ..schemas.messages.jobs import PURGED, QueueStats
 from ..schemas.names import public_id
 from ..schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, GangState, LeaderAlive, LeaderRecord
 from ..schemas.records.jobs import DispatcherEvent
@@ -277,6 +277,8 @@ def queue_wait(queue: QueueStats, route: RouteRecord | str | None, slots: tuple[
         reasons.append(f"its dispatcher does not say: {queue.unanswered}")
     elif not queue.dispatcher:
         reasons.append("no dispatcher runs it: start 'gangline dispatcher'")
+    if queue.purged:
+        reasons.append(f"{count_of(queue.purged, 'task')}: {PURGED}")
     if queue.waiting:
         reasons.append(f"{count_of(queue.waiting, 'task')} failed and wait for the next attempt")
     if queue.blocked:

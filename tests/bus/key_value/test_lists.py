@@ -31,6 +31,9 @@ class Server:
         self.on_read: Callable[[Server], None] = lambda server: None
         self.reads = 0
 
+    def check(self, found: Mapping[str, Any]) -> None:
+        pass
+
     async def call(self, operation: str, query: Mapping[str, Any], *, what: str) -> dict[str, Any]:
         if self.refusals:
             raise self.refusals.pop()

@@ -293,6 +293,20 @@ def test_back_fill_never_takes_what_the_head_waits_for():
     assert world.states() == {"head": "formed", "small": "queued"}
 
 
+def test_a_gang_is_told_only_of_gangs_ahead_that_wait_for_slots_of_its_pools():
+    world = world_of(1)
+    world.add_worker("x", 1, pool="q")
+    world.flush()
+    world.acquire("a", 1, flush=True)
+    world.acquire("b", 1, pool="q", flush=True)
+    world.acquire("head", 1)
+    world.acquire("its", 1, pool="q")
+    world.acquire("me", 1, pool="q", flush=True)
+    why = world.core.why("me")
+    assert [ahead.id for ahead in why.ahead] == ["its"]
+    assert not any("head" in lack for lack in why.lacks)
+
+
 def test_back_fill_uses_what_the_head_does_not_wait_for():
     world = world_of(1, 1, 1)
     world.add_worker("x", 1, pool="q")

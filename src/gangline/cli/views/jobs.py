@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ...board.reasons import job_sentences
 from ...dispatcher.jobs.dead_letters import DeadLetter
-from ...schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats
+from ...schemas.messages.jobs import PURGED, JobInfo, JobWhyReply, QueueStats
 from ...schemas.records.jobs import FailedTry, JobEvent, JobFailure, JobProgress, JobState
 from ...schemas.text import count_of
 from ..console.output import Listing, about, duration
@@ -177,6 +177,7 @@ def queue_lines(queue: QueueStats) -> Iterator[str]:
             ("dispatcher", queue.dispatcher or queue.unanswered or _NOBODY),
             ("impaired", queue.impaired or None),
             ("paused", "by its route: 'gangline route set QUEUE --resume' ends that" if queue.paused else None),
+            ("purged", f"{count_of(queue.purged, 'task')}: {PURGED}" if queue.purged else None),
             ("since", _ago(queue.since) if had and queue.since else None),
             ("depth", str(queue.depth)),
             ("seen", str(queue.seen) if had else None),

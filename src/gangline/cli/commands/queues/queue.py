@@ -35,12 +35,17 @@ def ls(connection: ConnectionOptions, watch: bool, as_json: bool) -> None:
     leased for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs it,
     or 'impaired' if that has no room to store the end of tasks, or no right to.
     """
+    from ....schemas.messages.jobs import PURGED
+    from ....schemas.text import count_of
     from ...console.watching import ListView, Page, list_rows
     from ...views.jobs import queues_table
 
     async def read(client: Client) -> Page[QueueStats]:
         queues = await client.queues()
         notes = [f"{queue.endpoint}: {queue.unanswered}" for queue in queues if queue.unanswered][:1]
+        notes += [f"{queue.endpoint}: {count_of(queue.purged, 'task')}: {PURGED}" for queue in queues if queue.purged][
+            :1
+        ]
         if not all(queue.dispatcher or queue.unanswered for queue in queues):
             notes.append("'nobody': start 'gangline dispatcher'")
         notes += [f"impaired: {reason}" for reason in dict.fromkeys(queue.impaired for queue in queues) if reason]

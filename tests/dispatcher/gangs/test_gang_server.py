@@ -17,6 +17,7 @@ from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GangImpossible, NoWorkers, WorkerLost
+from gangline.worker.gangs.collectives_core import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
 
 from ...processes import ForkedProcess, ForkServer
 from ...scale import repetitions
@@ -125,6 +126,23 @@ async def test_a_gang_counts_words_and_gathers_the_counts(site: GangProcesses) -
         expected = words_of(paths)
         assert results[0] == dict(expected)
         assert results[1:] == [{"": sum(expected.values())}] * 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_256_members_on_8_workers_share_as_much_as_they_may_and_no_worker_is_lost(site: GangProcesses) -> None:
+    names = [f"w{number}" for number in range(8)]
+    for name in names:
+        site.worker(name, "--slots", "32")
+    alone = RouterSettings(node="", zone="")
+    async with connect(site.url, namespace=site.namespace, settings=alone) as client:
+        await granted(lambda: one_on_each(client, len(names)))
+        async with client.gang(pool="train", size=256, strategy="spread", deadline_s=PATIENCE_S) as gang:
+            calls = gang.options(timeout_s=10 * PATIENCE_S)
+            for root in (0, 5):
+                each_bytes, one_bytes = MAX_TOTAL_BYTES // 256 - 16, MAX_VALUE_BYTES - 16
+                results = await calls.run("share", each_bytes, one_bytes, root)
+                assert results == [[256, one_bytes, 1]] * 256, "in generation 1: no member was lost"
 
 
 async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: GangProcesses, tmp_path: Path) -> None:

@@ -40,6 +40,18 @@ async def where() -> list[int]:
 
 
 @pool.task
+async def share(each_bytes: int, one_bytes: int, root: int) -> list[int]:
+    """Every rank gathers a value of each, and gets one of `root`."""
+    gang = current_task().gang
+    gathered = await gang.all_gather(bytes([gang.rank % 251]) * each_bytes)
+    assert [(len(value), value[:1]) for value in gathered] == [
+        (each_bytes, bytes([rank % 251])) for rank in range(gang.world_size)
+    ]
+    told = await gang.broadcast(bytes(one_bytes) if gang.rank == root else None, root)
+    return [len(gathered), len(told), gang.generation]
+
+
+@pool.task
 def wait_for(path: str) -> list[int]:
     """Runs until the file exists. It creates another file when it has started: `<path>.<generation>.<rank>`."""
     task = current_task()

@@ -14,6 +14,7 @@ from gangline.bus.port.bus import ConnectionEvent
 from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest, PayloadTooLarge, StaleGeneration
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
+from gangline.worker.gangs.flow_core import PATIENCE_S
 from gangline.worker.gangs.rank_timer import RankTimer
 from gangline.worker.gangs.shared_run import SharedRuns
 
@@ -124,6 +125,47 @@ async def test_large_values_travel_in_parts():
         values = [bytes([rank]) * 2_000_000 for rank in range(3)]
         gathered = await on_all(sessions(made), lambda talk: talk.all_gather(values[talk.rank]))
         assert gathered == [values] * 3
+
+
+@in_rows("turns", [1, 3, 6, 9])
+async def test_large_values_arrive_although_a_connection_is_lost_on_their_way(turns: int):
+    hub = MemoryServer()
+    async with members(3, hub) as made:
+        talks = sessions(made)
+        await on_all(talks, CollectiveSession.barrier)
+        value = bytes(3_000_000)
+        waiting = [asyncio.ensure_future(talk.broadcast(value if talk.rank == 1 else None, root=1)) for talk in talks]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for talk in talks[turns % 3 :]:
+            hub.disconnect(talk._bus)
+            hub.reconnect(talk._bus)
+        assert await asyncio.gather(*waiting) == [value] * 3
+
+
+async def test_a_member_that_ends_while_large_values_are_on_their_way_is_named_to_the_others():
+    async with members(3) as made:
+        talks = sessions(made)
+        await on_all(talks, CollectiveSession.barrier)
+        waiting = [asyncio.ensure_future(talk.all_gather(bytes(3_000_000))) for talk in talks[:2]]
+        await asyncio.sleep(0)
+        made[2].task_ended(1, "failed")
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {"rank 2 failed without calling all_gather()" in str(error) for error in errors} == {True}
+
+
+async def test_a_worker_that_is_cut_off_for_good_holds_up_the_others_for_a_while_only():
+    hub = MemoryServer()
+    async with members(3, hub) as made:
+        talks = sessions(made)
+        await on_all(talks, CollectiveSession.barrier)
+        waiting = [asyncio.ensure_future(talk.broadcast(bytes(3_000_000), root=0)) for talk in talks]
+        await waiting[0]
+        hub.partition(talks[2]._bus)
+        assert len(await waiting[1]) == 3_000_000
+        assert asyncio.get_running_loop().time() > PATIENCE_S
+        waiting[2].cancel()
+        await asyncio.wait(waiting)
 
 
 async def test_runs_of_one_generation_and_generations_do_not_hear_each_other():

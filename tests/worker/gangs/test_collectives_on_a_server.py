@@ -83,16 +83,24 @@ async def broadcast(talks: list[CollectiveSession], value_bytes: int, root: int)
 
 
 async def test_a_server_that_keeps_little_for_a_client_cuts_nobody_off():
-    async with fleet(4, max_pending="1MB") as made:
-        one, two = made.gang("one", 16), made.gang("two", 16)
+    async with fleet(4, max_pending="2MB") as made:
+        await gather(made.gang("g", 16), 700_000)
+
+
+@pytest.mark.long
+async def test_gangs_with_the_same_workers_share_what_the_server_keeps_for_them():
+    async with fleet(4, max_pending="16MB") as made:
+        gangs = [made.gang(f"g{number}", 16) for number in range(4)]
         async with asyncio.TaskGroup() as group:
-            group.create_task(gather(one, 400_000))
-            group.create_task(broadcast(two, MAX_VALUE_BYTES - MSGPACK_BYTES, 3))
+            for talks in gangs[:2]:
+                group.create_task(gather(talks, MAX_VALUE_BYTES - MSGPACK_BYTES))
+            for talks in gangs[2:]:
+                group.create_task(broadcast(talks, MAX_VALUE_BYTES - MSGPACK_BYTES, 3))
 
 
 @pytest.mark.long
 async def test_a_gang_of_256_on_8_workers_uses_the_limits():
-    async with fleet(8, max_pending="4MB") as made:
+    async with fleet(8, max_pending="8MB") as made:
         talks = made.gang("g", 256)
         await gather(talks, MAX_TOTAL_BYTES // 256 - MSGPACK_BYTES)
         for root in (0, 5):

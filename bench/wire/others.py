@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from typing import Final
 
 from .figures import Measured, measured, ratios
+from .process import ChildFailed
 from .rates import Rates, Report
 from .resting import at_rest
 from .site import Site, opened
@@ -130,6 +134,22 @@ async def measure_scale(site: Site, *, rounds: int, report: Report) -> list[Meas
     report("memory of a router")
     done = await scale.ask("memory")
     return [*found, measured("router_bytes_per_worker", [done["bytes_per_worker"]])]
+
+
+async def measure_overload(site: Site, *, report: Report) -> list[Measured]:
+    """Ten times as many requests as the worker can serve, on virtual time.
+
+    Raises:
+        ChildFailed: its process failed.
+    """
+    report("ten times the capacity")
+    command = (sys.executable, "-m", f"{__package__}.overload", "--times", "10", "--seconds", "10")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=site.environment)
+    printed, _ = await process.communicate()
+    if process.returncode != 0:
+        raise ChildFailed(f"{' '.join(command)} ended with {process.returncode}")
+    found = map(json.loads, printed.splitlines())
+    return [measured(f"goodput_10x_{each['kind']}", [each["of_capacity"]]) for each in found]
 
 
 async def measure_rest(site: Site, *, seconds: float, report: Report) -> list[Measured]:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from .figures import FIGURES, Measured, machine, rounded
-from .others import measure_gangs, measure_imported, measure_rest, measure_scale, measure_tracing
+from .others import measure_gangs, measure_imported, measure_overload, measure_rest, measure_scale, measure_tracing
 from .rates import Rates, Report, measure_ordinary, measure_rates
 from .site import opened, part_of
 
@@ -87,6 +87,7 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
         figures += gangs
         async with part_of(site) as part:
             figures += await measure_scale(part, rounds=rounds, report=report)
+        figures += await measure_overload(site, report=report)
         figures += await measure_rest(site, seconds=plan.rest_s, report=report)
         return Results(
             figures=figures,

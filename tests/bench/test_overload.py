@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.overload import KINDS, Load, imagine
+from gangline.bench.overload import KINDS, Load, imagine
 
 from ..scale import repetitions
 

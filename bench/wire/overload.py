@@ -1,7 +1,7 @@
 """How much useful work is done while more is wanted than can be done: tasks that end in time, against the capacity.
 
-    python -m bench.overload
-    python -m bench.overload --kind stream --times 10
+    python -m gangline.bench.overload
+    python -m gangline.bench.overload --kind stream --times 10
 
 In memory and on virtual time: what the rules do, without the machine. One worker, requests that arrive at random, each
 with a deadline. Prints one line of JSON for each load; without arguments, for calls, streams, calls on one lease, and
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -21,11 +22,11 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gangline.dispatcher.client.client import Client
-from gangline.schemas.errors.base import GanglineError
-from gangline.testing.in_memory import cluster
-from gangline.testing.loop import VirtualLoop
-from gangline.worker.pool.pool import Pool
+from ..dispatcher.client.client import Client
+from ..schemas.errors.base import GanglineError
+from ..testing.in_memory import cluster
+from ..testing.loop import VirtualLoop
+from ..worker.pool.pool import Pool
 
 _POOL: Final = "bench"
 KINDS: Final = ("call", "stream", "lease", "job")
@@ -170,7 +171,7 @@ def _print(load: Load, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m gangline.bench.overload", description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--times", type=float)
     parser.add_argument("--takes-s", type=float, default=0.5)
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("--varies", action="store_true", help="draw durations, instead of the same for all")
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args()
+    logging.disable()  # each refused job would be a line
     for kind in KINDS if given.kind is None else (given.kind,):
         for times in TIMES if given.times is None else (given.times,):
             _print(

@@ -389,7 +389,8 @@ class Client(Operations):
             GangNotFormed: not formed by the deadline; says why.
             NoCoordinator: no coordinator leads, by the deadline; without a deadline, at once.
         """
-        self._check_running()  # entering the block checks the event loop, which plain code is not on here
+        if not self._router.running:  # entering the block checks the event loop, which plain code is not on here
+            raise _not_open()
         check_names("gang", wanted, GangOptions)
         return self._direct("gang").gangs.gang(wanted, self._options)
 
@@ -858,13 +859,14 @@ class Client(Operations):
             )
         return self._router
 
-    def _check_running(self) -> None:
-        if not self._router.running:
-            raise ClosedError("this client is not open: use it inside `async with`")
-
     def _check_open(self) -> None:
-        self._check_running()
+        if not self._router.running:
+            raise _not_open()
         self._router.check_open()
+
+
+def _not_open() -> ClosedError:
+    return ClosedError("this client is not open: use it inside `async with`")
 
 
 def _on(selection: Selection, method: str) -> str:

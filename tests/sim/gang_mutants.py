@@ -294,7 +294,7 @@ def _late_runs(plan: Plan) -> bool:
     return any(aim.moment is Moment.TO_RUN for aim in plan.aims)
 
 
-@mutant("outcome", needs=_late_runs, seeds=200, draw=_draw_aimed)
+@mutant("outcome", needs=_late_runs, seeds=400, draw=_draw_aimed)
 def runs_are_counted_anew_in_each_generation(patch: pytest.MonkeyPatch) -> None:
     counts: WeakKeyDictionary[GangOwner, Counter[int]] = WeakKeyDictionary()
 

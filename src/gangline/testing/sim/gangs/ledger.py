@@ -8,7 +8,7 @@ when they are ended. So the checks run at each revision of the gang's record, an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -52,6 +52,8 @@ class History:
 
     formed: GangRecord | None = None
     """The newest generation."""
+    before: list[GangRecord] = field(default_factory=list[GangRecord])
+    """Earlier ones, and earlier seats of this one."""
     torn: int = 0
     """The latest generation that was torn down; so were all before it."""
     torn_at: float = 0.0
@@ -310,12 +312,18 @@ class GangLedger:
         if record.gangset is not None:
             self._rolls.setdefault(record.gangset, {})[record.id, record.generation] = record.spec
         before, history.formed = history.formed, record
-        if before is not None and before.generation == record.generation and before.seats == record.seats:
-            if history.lost:  # what was written back may be older than its teardown; its members know better
+        known_before = [before] if before is not None else []
+        if history.lost:
+            known_before += history.before
+        if any((each.generation, each.seats) == (record.generation, record.seats) for each in known_before):
+            # What is written back may be older than its teardown, or than a generation that was formed in the moment
+            # of the loss; its members know better.
+            if history.lost:
                 history.lost, history.torn = False, min(history.torn, record.generation - 1)
             if history.torn >= record.generation:
                 self._fail("L8", f"gang {record.id}: generation {record.generation} stands again after its teardown")
             return  # written again, or retiring
+        history.before += known_before[:1]
         lost, history.lost = history.lost, False
         if lost:
             history.torn = 0

@@ -52,8 +52,8 @@ class History:
 
     formed: GangRecord | None = None
     """The newest generation."""
-    before: list[GangRecord] = field(default_factory=list[GangRecord])
-    """Earlier ones, and earlier seats of this one."""
+    records: list[GangRecord] = field(default_factory=list[GangRecord])
+    """What was written of it, the newest last."""
     torn: int = 0
     """The latest generation that was torn down; so were all before it."""
     torn_at: float = 0.0
@@ -312,10 +312,9 @@ class GangLedger:
         if record.gangset is not None:
             self._rolls.setdefault(record.gangset, {})[record.id, record.generation] = record.spec
         before, history.formed = history.formed, record
-        known_before = [before] if before is not None else []
-        if history.lost:
-            known_before += history.before
-        if any((each.generation, each.seats) == (record.generation, record.seats) for each in known_before):
+        earlier = history.records[:] if history.lost else history.records[-1:]
+        history.records.append(record)
+        if any((each.generation, each.seats) == (record.generation, record.seats) for each in earlier):
             # What is written back may be older than its teardown, or than a generation that was formed in the moment
             # of the loss; its members know better.
             if history.lost:
@@ -323,7 +322,6 @@ class GangLedger:
             if history.torn >= record.generation:
                 self._fail("L8", f"gang {record.id}: generation {record.generation} stands again after its teardown")
             return  # written again, or retiring
-        history.before += known_before[:1]
         lost, history.lost = history.lost, False
         if lost:
             history.torn = 0

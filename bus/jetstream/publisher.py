@@ -169,13 +169,13 @@ class Publisher:
                 f"stream {body.get('stream')!r} took a message for {self._name!r}: they have subjects in common"
             )
         if self._shortage.refusals:
-            self._shortage.stored(f"the stream {self._name}")
+            self._shortage.stored(self._upkeep.label)
         return Published(sequence=int(body["seq"]), duplicate=bool(body.get("duplicate")))
 
     def _note(self, error: ApiError) -> None:
         """Remember that there is no room. A full queue refuses what is new, which is as it should be."""
         if error.full and not (self._keeps_old and error.at_limit):
-            self._shortage.refused(f"the stream {self._name}", error)
+            self._shortage.refused(self._upkeep.label, error)
 
     @staticmethod
     def _judged(error: ApiError, earlier: bool) -> Unavailable:

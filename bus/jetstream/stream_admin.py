@@ -62,7 +62,8 @@ class StreamAdmin:
     ) -> None:
         self._bus = bus
         self._stream = stream
-        self._label = label
+        self.label = label
+        """Its name in messages."""
         self._configuration = configuration
         self._sources = sources
         self._share = share
@@ -126,7 +127,7 @@ class StreamAdmin:
             InvalidSettings, StorageUnavailable: see `check`.
         """
         try:
-            found = await self._bus.api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}")
+            found = await self._bus.api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self.label}")
         except Unavailable:
             return  # whoever reads or writes it learns that
         self.check(found)
@@ -142,7 +143,7 @@ class StreamAdmin:
             StorageUnavailable: the same, after one that we have used: it may be put right again.
         """
         try:
-            changes = check_configuration(self._label, self._configuration, found.get("config") or {})
+            changes = check_configuration(self.label, self._configuration, found.get("config") or {})
         except InvalidSettings as error:
             self.exists = False
             if not self._used:
@@ -151,7 +152,7 @@ class StreamAdmin:
                 self._unusable = error.message
                 log.error(
                     "somebody has replaced %s, and this process waits until that is put right: %s",
-                    self._label,
+                    self.label,
                     error.message,
                     extra={"action": "bus.stream_replaced", "stream": self._stream},
                 )
@@ -164,7 +165,7 @@ class StreamAdmin:
         self._used = True
         if self._unusable:
             self._unusable = ""
-            log.info("%s can be used again", self._label, extra={"action": "bus.stream_back", "stream": self._stream})
+            log.info("%s can be used again", self.label, extra={"action": "bus.stream_back", "stream": self._stream})
 
     async def ask(
         self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, repeatable: bool = True
@@ -237,7 +238,7 @@ class StreamAdmin:
     async def _look_or_create(self, timeout_s: float) -> bool:
         api = self._bus.api
         try:
-            found = await api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}", timeout_s=timeout_s)
+            found = await api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self.label}", timeout_s=timeout_s)
         except ApiError as error:
             if error.number != STREAM_NOT_FOUND:
                 raise
@@ -257,18 +258,18 @@ class StreamAdmin:
             configuration["max_consumers"] = UNLIMITED
         try:
             made = await api.call(
-                f"STREAM.CREATE.{self._stream}", configuration, what=f"make {self._label}", timeout_s=timeout_s
+                f"STREAM.CREATE.{self._stream}", configuration, what=f"make {self.label}", timeout_s=timeout_s
             )
         except NotPermitted as error:
             raise NotOurStream(
-                f"{self._label} does not exist, and this user may not create it ({error.message}): first start a "
+                f"{self.label} does not exist, and this user may not create it ({error.message}): first start a "
                 f"process that may, for example a dispatcher or a coordinator",
                 details=error.details,
             ) from error
         except ApiError as error:
             if error.number == OVERLAP:
                 raise InvalidSettings(
-                    f"{self._label} cannot be created, because another stream has its subjects: an earlier version "
+                    f"{self.label} cannot be created, because another stream has its subjects: an earlier version "
                     "(docs/how-to/run-in-production.md, 'Upgrade the streams') or somebody else created that one. "
                     "Remove it if you do not need it, or use another namespace"
                 ) from error
@@ -296,7 +297,7 @@ class StreamAdmin:
             "the server cannot reserve the %d bytes of %s, which gets %s: give it more space, or set "
             "GANGLINE_MAX_BYTES (%s)",
             size,
-            self._label,
+            self.label,
             "a share of what is left" if self._share else "no limit",
             error.message,
             extra={"action": "bus.stream_unbounded", "stream": self._stream},
@@ -322,7 +323,7 @@ class StreamAdmin:
             logging.INFO if share >= _AMPLE_BYTES else logging.WARNING,
             "%s is limited to %d bytes, a share of what the server can still reserve: set GANGLINE_MAX_BYTES for "
             "another limit",
-            self._label,
+            self.label,
             share,
             extra={"action": "bus.stream_limited", "stream": self._stream, "bytes": share},
         )
@@ -336,7 +337,7 @@ class StreamAdmin:
 
         async def reserve(size: int) -> bool:
             update = {**configuration, "max_bytes": size}
-            what = f"limit {self._label}"
+            what = f"limit {self.label}"
             try:
                 await self._bus.api.call(f"STREAM.UPDATE.{self._stream}", update, what=what, timeout_s=timeout_s)
             except ApiError as error:
@@ -361,20 +362,19 @@ class StreamAdmin:
         log.warning(
             "%s has no limit, so it can take the room that tasks need to end; %s GANGLINE_MAX_BYTES to a number of "
             "bytes for new streams%s",
-            self._label,
+            self.label,
             why,
             f" ({refusal})" if refusal else "",
             extra={"action": "bus.stream_unlimited", "stream": self._stream},
         )
 
     def _report_domain(self) -> None:
-        if (domain := self._bus.jetstream_domain) and self._configuration.get(
-            "allow_atomic"
-        ):  # the ledger: who has another is elsewhere
+        domain, is_ledger = self._bus.jetstream_domain, self._configuration.get("allow_atomic")
+        if domain and is_ledger:  # who has another ledger is elsewhere
             log.warning(
                 "created %s on %s: processes that use a server of another JetStream domain are another system, and see "
                 "nothing of this one",
-                self._label,
+                self.label,
                 self._bus.server_place,
                 extra={"action": "bus.ledger_created", "stream": self._stream, "domain": domain},
             )
@@ -388,7 +388,7 @@ class StreamAdmin:
                 await self._bus.api.call(
                     f"STREAM.UPDATE.{self._stream}",
                     {**found, **changes},
-                    what=f"bring {self._label} up to date",
+                    what=f"bring {self.label} up to date",
                     timeout_s=timeout_s,
                 )
             except (NotPermitted, ApiError) as error:
@@ -398,7 +398,7 @@ class StreamAdmin:
                 else:
                     self._warn("sources without opt_start_seq", _SKIPPING, remedy)
             else:
-                log.info("updated %s: %s", self._label, changes, extra={"action": "bus.stream_updated"})
+                log.info("updated %s: %s", self.label, changes, extra={"action": "bus.stream_updated"})
         if found.get("allow_msg_schedules") and not self._configuration.get("allow_msg_schedules"):
             remedy = f"recreate it when you can do without it (nats stream rm {self._stream})"
             self._warn("allow_msg_schedules", _HARMFUL, remedy)
@@ -424,7 +424,7 @@ class StreamAdmin:
         if not self._warned:
             log.warning(
                 "%s has %s as an earlier version made it, %s: %s",
-                self._label,
+                self.label,
                 fields,
                 why,
                 remedy,
@@ -439,11 +439,11 @@ class StreamAdmin:
             skip = {"seq": self._first()}
             try:
                 await self._bus.api.call(
-                    f"STREAM.PURGE.{self._stream}", skip, what=f"go on in {self._label}", timeout_s=timeout_s
+                    f"STREAM.PURGE.{self._stream}", skip, what=f"go on in {self.label}", timeout_s=timeout_s
                 )
             except NotPermitted as error:
                 raise NotOurStream(
-                    f"{self._label} was lost and starts again, and this user may not let it continue where it was "
+                    f"{self.label} was lost and starts again, and this user may not let it continue where it was "
                     f"({error.message}): first start a process that may, for example a coordinator or a dispatcher",
                     details=error.details,
                 ) from error

@@ -64,11 +64,11 @@ class AtomicBatch:
             try:
                 revision = await self._try(self._bus.ambient.token(), timeout_s)
                 if shortage.refusals:
-                    shortage.stored(f"the bucket {self._bucket.name}")
+                    shortage.stored(self._bucket.label)
                 return revision
             except ApiError as error:
                 last: Unavailable = error
-                shortage.refused(f"the bucket {self._bucket.name}", error)
+                shortage.refused(self._bucket.label, error)
                 if error.number == WRONG_LAST_SEQUENCE:
                     committed = await self._after_conflict()
                     if committed is not None:

@@ -41,10 +41,12 @@ class NatsKeyValue:
         self.bus = bus
         self.stream = f"KV_{name}"
         self.prefix = f"$KV.{name}."
+        self.label = f"the bucket {name}"
+        """Its name in messages."""
         self._upkeep = StreamAdmin(
             bus,
             self.stream,
-            label=f"the bucket {name}",
+            label=self.label,
             configuration=stream_configuration(name, settings),
             share=settings.share,
             first=lambda: first_revision(bus.ambient.wall(), self._seen),

@@ -186,6 +186,7 @@ class BucketOwner(Protocol):
     """Implemented by NatsKeyValue; see there."""
 
     name: str
+    label: str
     bus: Transport
     stream: str
     prefix: str

@@ -241,12 +241,12 @@ class WriteInFlight:
                     try:
                         revision = revision_of(answered.result(), self._key)
                         if shortage.refusals:
-                            shortage.stored(f"the bucket {self._bucket.name}")
+                            shortage.stored(self._bucket.label)
                         return revision
                     except NoResponders:
                         await self._without_leader()
                     except ApiError as error:
-                        shortage.refused(f"the bucket {self._bucket.name}", error)
+                        shortage.refused(self._bucket.label, error)
                         if not error.busy and not error.temporary:
                             raise
                         await self._while_busy(error)

@@ -29,10 +29,11 @@ W = TypeVar("W", bound=QueueItem)
 
 class TenantTurns:
     """Whose turn it is among tenants that wait for the same: the one that has got the least, divided by its weight
-    (start-time fair queueing). Time in which a tenant does not wait earns it nothing, and it gains nothing by leaving.
+    (start-time fair queueing). Time in which a tenant does not wait earns it nothing, and it neither gains nor loses by
+    leaving for a moment: one that always waits with a single request gets its whole share.
     """
 
-    __slots__ = ("_served", "_waiting", "_weight_of")
+    __slots__ = ("_served", "_start", "_waiting", "_weight_of")
 
     def __init__(self, weight_of: Callable[[str], float] | None = None) -> None:
         """
@@ -44,13 +45,14 @@ class TenantTurns:
         """By tenant that waits: how many times it has entered."""
         self._served: dict[str, float] = {}
         """By tenant: what it has got, divided by its weight. Kept while anybody waits."""
+        self._start = 0.0
+        """What the tenant that got something last had got before: a tenant that enters had no turn before this one."""
 
     def enter(self, tenant: str) -> None:
         """It waits. May be called again; then it waits until it has left as often."""
         count = self._waiting.get(tenant, 0)
         if not count:
-            least = min((self._served[other] for other in self._waiting), default=0.0)
-            self._served[tenant] = max(self._served.get(tenant, 0.0), least)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), self._start)
         self._waiting[tenant] = count + 1
 
     def leave(self, tenant: str) -> None:
@@ -60,10 +62,12 @@ class TenantTurns:
             del self._waiting[tenant]
             if not self._waiting:
                 self._served.clear()
+                self._start = 0.0
 
     def take(self, tenant: str, amount: float) -> None:
         """A waiting tenant gets this much."""
-        self._served[tenant] += amount / self._weight(tenant)
+        self._start = start = self._served[tenant]
+        self._served[tenant] = start + amount / self._weight(tenant)
 
     def served(self, tenant: str, more: float = 0.0) -> float:
         """What a waiting tenant has got, and will have with `more`; the turn is the tenant's with the lowest."""

@@ -58,6 +58,21 @@ def test_a_tenants_weight_is_its_share():
     assert Counter(run(world, 40)) == {"l": 30, "s": 10}
 
 
+def test_a_tenant_whose_next_task_comes_when_the_last_has_started_keeps_its_share():
+    world = world_with("lab:weight=3")
+    submit(world, "lab", 1)
+    submit(world, "shop", 15)
+    world.credit(1)
+    submit(world, "lab", 1)
+    for starts in range(2, 42):
+        if run(world, starts).endswith("l"):
+            submit(world, "lab", 1)
+    starts = run(world, 41)[1:]
+    for count in range(1, 41):
+        lab, shop = starts[:count].count("l"), starts[:count].count("s")
+        assert abs(lab / 3 - shop) < 1.5, starts
+
+
 def test_what_one_tenant_leaves_the_other_uses_and_a_pause_earns_nothing():
     world = world_with()
     submit(world, "lab", 35)

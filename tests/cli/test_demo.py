@@ -60,7 +60,8 @@ def test_the_demo_runs_in_new_interpreters_of_its_own(tmp_path):
 
 @pytest.mark.server
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_demo_leaves_no_process_behind(number, tmp_path):
     """In new interpreters: what ties a child to its parent is how the one starts the other."""
     demo = subprocess.Popen(

@@ -78,7 +78,7 @@ async def result_of(cli: Cli, user: str, job: str) -> Any:
     return found[0]
 
 
-@pytest.mark.parametrize("user", ["billing", "web"])
+@pytest.mark.parametrize("user", ["billing", pytest.param("web", marks=pytest.mark.long)])
 async def test_a_producer_calls_submits_and_reads_results(site: Site, cli: Cli, user: str):
     await site.everything()
     assert await cli(user, "req", "--raw", "gangline.call.images.double", "[4]") == (0, "8")
@@ -91,7 +91,7 @@ async def test_a_producer_calls_submits_and_reads_results(site: Site, cli: Cli, 
     assert await site.refused() == []
 
 
-@pytest.mark.parametrize("user", ["billing", "web"])
+@pytest.mark.parametrize("user", ["billing", pytest.param("web", marks=pytest.mark.long)])
 async def test_what_is_not_a_producers_is_refused_and_has_no_effect(site: Site, cli: Cli, user: str):
     await site.everything()
     operator = await site.client("operator")

@@ -65,8 +65,12 @@ def test_the_command_says_what_it_ran(capsys, monkeypatch):
     ("options", "words"),
     [
         (("--from", "3"), ("journal start",)),
-        (("--from", "6", "--gangs"), ("coordinators", "journal form", "gangs: ")),
-        (("--from", "3", "--durable"), ("dispatchers", "runs durable tasks", "durable tasks: ")),
+        pytest.param(("--from", "6", "--gangs"), ("coordinators", "journal form", "gangs: "), marks=pytest.mark.long),
+        pytest.param(
+            ("--from", "3", "--durable"),
+            ("dispatchers", "runs durable tasks", "durable tasks: "),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_command_shows_every_event_on_request(capsys, monkeypatch, options, words):

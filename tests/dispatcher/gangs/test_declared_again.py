@@ -37,7 +37,9 @@ async def by_hand(rig: GangRig) -> None:
     await ledger.put(entry.key, entry.value)
 
 
-@pytest.mark.parametrize("again", [by_apply, by_python, by_scale, by_hand])
+@pytest.mark.parametrize(
+    "again", [by_apply, *(pytest.param(how, marks=pytest.mark.long) for how in (by_python, by_scale, by_hand))]
+)
 @on_gang_rig()
 async def test_a_roll_that_stopped_is_tried_again(rig: GangRig, again: Callable[[GangRig], Awaitable[None]]) -> None:
     starts = await Starts().workers(rig, "w1", "w2", "w3", "w4")

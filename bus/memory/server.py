@@ -76,10 +76,11 @@ class RoutingTable:
             self._inboxes.setdefault(inbox, {})[listener] = None
         else:
             self._others[listener] = next(self._numbers)
-            self._known.clear()
             if listener.pattern.literal:
+                self._known.pop(listener.pattern.text, None)
                 self._literal.setdefault(listener.pattern.text, {})[listener] = None
             else:
+                self._known.clear()
                 self._patterns[listener] = None
             if listener.pattern.text[0] in "*>_":
                 self._wide[listener] = None
@@ -93,13 +94,16 @@ class RoutingTable:
                 self._inboxes.pop(inbox, None)
         elif listener in self._others:
             del self._others[listener]
-            self._known.clear()
             self._wide.pop(listener, None)
-            self._patterns.pop(listener, None)
-            same = self._literal.get(listener.pattern.text, {})
-            same.pop(listener, None)
-            if not same:
-                self._literal.pop(listener.pattern.text, None)
+            if listener.pattern.literal:
+                self._known.pop(listener.pattern.text, None)
+                same = self._literal[listener.pattern.text]
+                del same[listener]
+                if not same:
+                    del self._literal[listener.pattern.text]
+            else:
+                self._known.clear()
+                del self._patterns[listener]
 
     def match(self, subject: str) -> Matches:
         """Plain listeners, and the members of each queue group, in subscription order."""

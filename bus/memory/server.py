@@ -51,91 +51,84 @@ def _inbox_of(subject: str) -> str:
 
 
 class RoutingTable:
-    """Finds the listeners that match a subject. Listeners of an inbox are indexed by it, others without wildcards by
-    their subject; results for subjects that are no inbox are cached until a listener is added or removed."""
+    """Finds the listeners that match a subject. Those without wildcards are indexed by their subject, others below one
+    inbox by that; results for subjects that are no inbox are cached until a listener that could change them is added or
+    removed."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._inboxes: dict[str, dict[MemorySubscription, None]] = {}
-        self._others: dict[MemorySubscription, int] = {}
-        """Numbered in subscription order."""
+        self._next = itertools.count()
+        self._numbers: dict[MemorySubscription, int] = {}
+        """All, numbered in subscription order."""
         self._literal: dict[str, dict[MemorySubscription, None]] = {}
-        """Those of the others whose pattern has no wildcard, by their subject."""
+        """Those whose pattern has no wildcard, by their subject."""
+        self._inboxes: dict[str, dict[MemorySubscription, None]] = {}
+        """Those whose pattern has wildcards and is below one inbox, by that."""
         self._patterns: dict[MemorySubscription, None] = {}
-        """The rest of the others."""
+        """The rest."""
         self._wide: dict[MemorySubscription, None] = {}
-        """Those of the others whose pattern may match subjects in several inboxes."""
+        """Those of the rest whose pattern may match subjects in several inboxes."""
         self._known: dict[str, Matches] = {}
 
     def __len__(self) -> int:
-        return len(self._others) + sum(map(len, self._inboxes.values()))
+        return len(self._numbers)
 
     def add(self, listener: MemorySubscription) -> None:
-        inbox = _inbox_of(listener.pattern.text)
-        if inbox:
+        self._numbers[listener] = next(self._next)
+        text = listener.pattern.text
+        if listener.pattern.literal:
+            self._literal.setdefault(text, {})[listener] = None
+            self._known.pop(text, None)
+        elif inbox := _inbox_of(text):
             self._inboxes.setdefault(inbox, {})[listener] = None
         else:
-            self._others[listener] = next(self._numbers)
-            if listener.pattern.literal:
-                self._known.pop(listener.pattern.text, None)
-                self._literal.setdefault(listener.pattern.text, {})[listener] = None
-            else:
-                self._known.clear()
-                self._patterns[listener] = None
-            if listener.pattern.text[0] in "*>_":
+            self._patterns[listener] = None
+            if text[0] in "*>_":
                 self._wide[listener] = None
+            self._known.clear()
 
     def remove(self, listener: MemorySubscription) -> None:
-        inbox = _inbox_of(listener.pattern.text)
-        if inbox:
-            listeners = self._inboxes.get(inbox, {})
-            listeners.pop(listener, None)
-            if not listeners:
-                self._inboxes.pop(inbox, None)
-        elif listener in self._others:
-            del self._others[listener]
+        if self._numbers.pop(listener, None) is None:
+            return
+        text = listener.pattern.text
+        if listener.pattern.literal:
+            _discard(self._literal, text, listener)
+            self._known.pop(text, None)
+        elif inbox := _inbox_of(text):
+            _discard(self._inboxes, inbox, listener)
+        else:
+            del self._patterns[listener]
             self._wide.pop(listener, None)
-            if listener.pattern.literal:
-                self._known.pop(listener.pattern.text, None)
-                same = self._literal[listener.pattern.text]
-                del same[listener]
-                if not same:
-                    del self._literal[listener.pattern.text]
-            else:
-                self._known.clear()
-                del self._patterns[listener]
+            self._known.clear()
 
     def match(self, subject: str) -> Matches:
         """Plain listeners, and the members of each queue group, in subscription order."""
-        inbox = _inbox_of(subject)
-        if inbox:
+        if inbox := _inbox_of(subject):
             return self._find(subject, (*self._inboxes.get(inbox, ()), *self._wide))
         known = self._known.get(subject)
         if known is None:
-            known = self._find(subject, self._near(subject))
+            known = self._find(subject, self._patterns)
             if len(self._known) > 4096:  # many subjects are used for a single answer
                 self._known.clear()
             self._known[subject] = known
         return known
 
-    def _near(self, subject: str) -> Iterable[MemorySubscription]:
-        """The others that may match, in subscription order."""
-        same = self._literal.get(subject)
-        if same is None:
-            return self._patterns
-        return sorted((*same, *self._patterns), key=self._others.__getitem__)
-
-    @staticmethod
-    def _find(subject: str, listeners: Iterable[MemorySubscription]) -> Matches:
+    def _find(self, subject: str, patterns: Iterable[MemorySubscription]) -> Matches:
+        found = [*self._literal.get(subject, ()), *(each for each in patterns if each.pattern.matches(subject))]
+        found.sort(key=self._numbers.__getitem__)
         plain: list[MemorySubscription] = []
         groups: dict[str, list[MemorySubscription]] = {}
-        for listener in listeners:
-            if listener.pattern.matches(subject):
-                if listener.queue:
-                    groups.setdefault(listener.queue, []).append(listener)
-                else:
-                    plain.append(listener)
+        for listener in found:
+            if listener.queue:
+                groups.setdefault(listener.queue, []).append(listener)
+            else:
+                plain.append(listener)
         return plain, list(groups.values())
+
+
+def _discard(index: dict[str, dict[MemorySubscription, None]], key: str, listener: MemorySubscription) -> None:
+    del index[key][listener]
+    if not index[key]:
+        del index[key]
 
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576

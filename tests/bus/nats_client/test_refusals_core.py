@@ -42,6 +42,18 @@ def test_many_answers_to_messages_sent_before_the_first_refusal_came_are_one_ref
     assert table.get(Right.PUBLISH, "a") is None
 
 
+def test_an_attempt_of_which_nothing_is_heard_is_repeated_after_the_same_pause():
+    table = RefusalTable()
+    refusal = table.refused(Right.SUBSCRIBE, "a", 0.0, lost=True)
+    table.begin([refusal])
+    table.postpone([refusal], 50.0)
+    assert refusal.again_at == 50.0 + FIRST_LOST_PAUSE_S
+    table.refused(Right.SUBSCRIBE, "a", 50.5, lost=True)  # late, so not about an attempt that is under way
+    assert refusal.pause_s == FIRST_LOST_PAUSE_S
+    assert table.confirm([refusal]) == []
+    assert table.get(Right.SUBSCRIBE, "a") is refusal
+
+
 def test_only_lost_rights_that_are_needed_make_a_process_not_ready():
     table = RefusalTable()
     table.refused(Right.SUBSCRIBE, "never", 0.0, lost=False)

@@ -14,7 +14,7 @@ ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
 RUN python -m venv /opt/gangline
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE requirements-dev.txt ./
 COPY src src
 COPY runtime runtime
 COPY schemas schemas
@@ -24,7 +24,9 @@ COPY worker worker
 COPY dispatcher dispatcher
 COPY coordinator coordinator
 COPY bench/wire bench/wire
-RUN /opt/gangline/bin/pip install --no-cache-dir --disable-pip-version-check .
+# The versions of dependencies that the tests ran with.
+RUN sed -E '/^ +(--hash|#)/d; s/ *\\$//' requirements-dev.txt >versions.txt \
+  && /opt/gangline/bin/pip install --no-cache-dir --disable-pip-version-check --constraint versions.txt .
 
 FROM python:${PYTHON_VERSION}-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gangline

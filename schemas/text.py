@@ -37,6 +37,14 @@ def plain(number: float) -> str:
     return f"{number:.12g}"
 
 
+def rate_in_words(rate_per_s: float) -> tuple[str, str]:
+    """Number and unit of time: `30` and `minute` for 0.5 a second."""
+    for seconds, unit in ((1, "second"), (60, "minute")):
+        if rate_per_s * seconds >= 1:
+            return plain(rate_per_s * seconds), unit
+    return plain(rate_per_s * 3600), "hour"
+
+
 _SHOWN_CHARS: Final = 60
 _BRIEF: Final = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = _SHOWN_CHARS

@@ -309,6 +309,15 @@ def test_others_who_wait_for_the_same_slots_leave_a_job_without_a_bound(board, w
     assert "gang me, queue p2 wait for the same slots" in " ".join(texts(found))
 
 
+def test_a_job_that_a_rate_holds_back_has_no_start_before_the_rate_allows_it(board):
+    worker(board, "w1")
+    board.take()
+    rate = JobObstacle(kind="rate", text="A rate.", until=NOW + 90.0)
+    line = line_of_go(only_slots=False)
+    found = job_outlook(board, job(rate, line=line), NOTHING, NOW)
+    assert (found.told["not_before_s"], found.told["about_s"]) == (90.0, 90.0)
+
+
 def test_a_paused_queue_is_not_estimated_and_a_backoff_is_a_moment(board):
     board.take()
     paused = JobObstacle(kind="paused", text="The route says that the queue is paused.")

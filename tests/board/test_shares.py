@@ -10,12 +10,22 @@ from gangline.board.board_core import Board
 from gangline.board.durations import Durations
 from gangline.board.outlook import job_outlook
 from gangline.board.reasons import job_sentences
-from gangline.board.shares import limited_in, share_obstacle, why_job
-from gangline.schemas.messages.jobs import JobInfo, JobWhyReply
+from gangline.board.shares import limited_in, share_obstacle, slot_obstacles, why_job
+from gangline.schemas.messages.jobs import JobInfo, JobLine, JobWhyReply
 from gangline.schemas.records.jobs import JobFailure, JobState
-from gangline.schemas.records.workers import HeldShare, LimitRecord
+from gangline.schemas.records.workers import (
+    LEASE_SLACK_S,
+    Heartbeat,
+    HeldShare,
+    LeaseRecord,
+    LimitRecord,
+    MethodInfo,
+    Registration,
+)
 from gangline.testing.in_memory import cluster
 from gangline.worker.pool.pool import Pool
+
+NOW = 1_790_000_000.0
 
 
 def record(limit: int, waiting: tuple[str, ...] = (), interval_s: float = 0.0, **units: int) -> LimitRecord:
@@ -66,6 +76,39 @@ async def test_why_names_the_worker_whose_calls_use_the_units() -> None:
         call.cancel()
         await job.result()
         assert await why_job(client, job) == await job.why(), "it does not wait any more"
+
+
+def holding(*leases: tuple[str, int, float], slots: int) -> Board:
+    """A worker with leases: owner, slots, and how long each lasts at most."""
+    board = Board()
+    board.tick(NOW)
+    facts = Registration(pool="p", worker="w", epoch=1, instance="i", slots=slots, methods={"work": MethodInfo()})
+    board.see_entry("reg.p.w", facts.model_dump_json().encode())
+    used = sum(lease[1] for lease in leases)
+    beat = Heartbeat(epoch=1, instance="i", running=0, reserved=used, total=slots)
+    board.see_entry("alive.p.w", beat.model_dump_json().encode())
+    for number, (owner, count, ends_in_s) in enumerate(leases):
+        record = LeaseRecord(
+            pool="p", worker="w", epoch=1, token=f"~{number}", slots=count, fence=1, single_use=False, owner=owner,
+            granted_at=NOW, expires_at=NOW + ends_in_s,
+        )  # fmt: skip
+        board.see_entry(f"lease.p.w.{number}", record.model_dump_json().encode())
+    board.take()
+    return board
+
+
+def test_a_job_is_told_who_has_the_slots_of_its_pool_first_those_that_end_first() -> None:
+    line = JobLine(pool="p", method="work")
+    board = holding(("etl", 2, 50.0), ("web", 1, 20.0), slots=3)
+    assert [(each.text, each.until) for each in slot_obstacles(board, line, NOW)] == [
+        ("1 slot of p.w: lease ~1 (web), if it is not renewed", NOW + 20.0 + LEASE_SLACK_S),
+        ("2 slots of p.w: lease ~0 (etl), if it is not renewed", NOW + 50.0 + LEASE_SLACK_S),
+    ]
+    assert not list(slot_obstacles(holding(("etl", 2, 50.0), slots=3), line, NOW)), "one slot is free"
+    wide = line.model_copy(update={"slots": 2})
+    assert len(list(slot_obstacles(holding(("etl", 2, 50.0), slots=3), wide, NOW))) == 1
+    many = holding(*((f"o{number}", 1, 9.0) for number in range(20)), slots=20)
+    assert [each.text for each in slot_obstacles(many, line, NOW)][-1] == "12 slots: others"
 
 
 async def test_when_says_that_it_is_not_known_how_long_others_keep_the_units() -> None:

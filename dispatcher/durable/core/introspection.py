@@ -19,7 +19,7 @@ from ....schemas.messages.jobs import (
     QueueObstacle,
 )
 from ....schemas.records.jobs import JobFailure, JobState
-from ....schemas.text import count_of, nearest_name, plain
+from ....schemas.text import count_of, nearest_name, plain, rate_in_words
 from ..policies.retry_policy import UNDECLARED, max_attempts, timeout_s
 from ..policies.start_order import KeyConcurrency
 from .pools import PoolCredit
@@ -399,19 +399,26 @@ def _failure(task: Task) -> str:
 
 def _of_limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> JobObstacle:
     found = _limit(queue, task, limit, key)
-    return found if found.kind == "rate" else found.model_copy(update={"jobs": _jobs(queue, limit.ahead(key))})
+    if found.kind != "rate" or limit.rate is None:
+        return found.model_copy(update={"jobs": _jobs(queue, limit.ahead(key))})
+    if found.until is None:
+        return found
+    waiting = [queue.tasks[seq] for seq in limit.waiting(key)]
+    before = sum(_same_tenant(other, task) and other.place < task.place for other in waiting)
+    return found.model_copy(update={"until": found.until + before / limit.rate.rate_per_s})
 
 
 def _limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> JobObstacle:
-    """Without the jobs that go before it."""
+    """Without regard to the jobs that go before it: the end of a rate is the next start."""
     if key:
         return JobObstacle(kind="key", text=f"At most {limit.limit} of key {task.submission.key!r} run at once.")
     method = f"{task.pool}.{task.submission.method}"
     if limit.rate is not None and not limit.full(key):
         at = limit.rate.more_at(queue.now)
+        most, unit = rate_in_words(limit.rate.rate_per_s)
         return JobObstacle(
             kind="rate",
-            text=f"{method} declares that at most {plain(limit.rate.rate_per_s)} may start per second.",
+            text=f"{method} declares that at most {most} may start per {unit}.",
             until=None if at is None else _wall(queue, at),
         )
     return JobObstacle(kind="method", text=f"{method} declares that at most {limit.limit} may run at once.")
@@ -424,11 +431,16 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
         found.append(_no_worker(queue, pool, task))
     most = queue.rules.max_running
     if most is not None and queue.running >= most:
-        found.append(JobObstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
+        running = tuple(
+            other.seq for other in queue.tasks.values() if other.step in STARTED and _same_tenant(other, task)
+        )
+        text = f"At most {plain(most)} of the endpoint's tasks run at once."
+        found.append(JobObstacle(kind="slots", text=text, jobs=_jobs(queue, running)))
     if pool.full:
         found.append(JobObstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
     if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
-        text = f"Tasks are started at {plain(scheduler.gate.rate_per_s)} a second at most."
+        most_starts, unit = rate_in_words(scheduler.gate.rate_per_s)
+        text = f"At most {most_starts} of the endpoint's tasks may start per {unit}."
         at = scheduler.gate.next_at + sum(other.step is TaskStep.LINED for other in ahead) / scheduler.gate.rate_per_s
         found.append(JobObstacle(kind="rate", text=text, until=_wall(queue, at)))
     if (starts_by := queue.starts_by(task)) is not None:
@@ -437,9 +449,9 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
         found.append(JobObstacle(kind="slots", text=text, until=_wall(queue, starts_by)))
     before = sorted((other for other in ahead if other.pool == task.pool and other.step is TaskStep.LINED), key=_place)
     if before:
-        text = f"{len(before)} in line for pool {pool.name!r} go before it."
+        text = f"{len(before)} in line for pool {pool.name!r} {'goes' if len(before) == 1 else 'go'} before it."
         found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    if _wants_slots(queue, pool):
+    if pool.workers and not pool.full and scheduler.room() and pool.next(queue.now, queue.settings.age_step_s) is None:
         found.append(_busy(queue, pool, task))
     return found
 
@@ -477,13 +489,6 @@ def _busy(queue: QueueState, pool: PoolCredit, task: Task) -> JobObstacle:
         jobs=tuple(other.job for other in holders[:_SOME] if _same_tenant(other, task)),
         until=_wall(queue, min(ends)) if ends else None,
     )
-
-
-def _wants_slots(queue: QueueState, pool: PoolCredit) -> bool:
-    """Whether it would start if slots were free: a paused queue leases no slots."""
-    if queue.rules.paused or not queue.open or not pool.workers or pool.full:
-        return False
-    return pool.next(queue.now, queue.settings.age_step_s) is None
 
 
 def _priority(queue: QueueState, task: Task) -> int:

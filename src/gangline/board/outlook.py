@@ -25,7 +25,7 @@ from .forecast_core import (
     forecast_job,
 )
 from .reasons import Sentence, place_text
-from .slots import state_of
+from .slots import Cells, state_of
 
 _MOST_NAMED = 3
 _NO_START = frozenset({"no_workers", "slots"})
@@ -180,7 +180,7 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
         "unknown": open_ends,
     }
     if why.line is not None and waits_for_slots:
-        more, told_of_line = _of_line(board, info.endpoint, why.line, durations, now)
+        more, told_of_line = _of_line(board, info.endpoint, why.line, durations, now, not_before or now)
         # Without a worker that serves there is nothing to estimate, and the obstacle says so.
         no_workers = any(each.kind == "no_workers" for each in why.obstacles)
         sentences += _drains(board, {why.line.pool}, now) if no_workers else more
@@ -261,10 +261,12 @@ def _texts(value: object) -> list[str]:
 
 
 def _of_line(
-    board: Board, endpoint: str, line: JobLine, durations: Durations, now: float
+    board: Board, endpoint: str, line: JobLine, durations: Durations, now: float, not_before: float
 ) -> tuple[list[Sentence], dict[str, object]]:
     others = list(_others(board, endpoint, line))
     found = forecast_job(_line_of(board, endpoint, line, alone=not others, now=now), durations)
+    if found.estimate_s is not None:
+        found = replace(found, estimate_s=max(found.estimate_s, not_before - now))
     after = (
         f": {', '.join(others[:_MOST_NAMED])} {'wait' if len(others) > 1 or line.turns else 'waits'} for the same slots"
     )
@@ -290,10 +292,29 @@ def _of_line(
 
 
 def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: float) -> WaitingLine:
+    free, holders = slots_in_use(board, line, now)
+    return WaitingLine(
+        slots=line.slots,
+        ahead=list(_ahead(endpoint, line.ahead, now)),
+        running=[
+            replace(task, leaves_in_s=_leaves_in_s(board, task.worker, now))
+            for task in _running(endpoint, line.running, line.pool, now)
+        ],
+        leased=sum(lease.slots for lease in line.leases if _leaves_in_s(board, lease.worker, now) is None),
+        holders=[holder for holder in holders if holder.kind],
+        free=sum(free.values()),
+        most_running=line.most_running,
+        only_slots=line.only_slots,
+        alone=alone,
+    )
+
+
+def slots_in_use(board: Board, line: JobLine, now: float) -> tuple[dict[str, int], list[SlotHolder]]:
+    """Of the workers that can run a job: their free slots, and who has the others besides the job's queue. Holders
+    without a kind are not waited for: calls, and what is kept for a gang."""
     own = {lease.lease for lease in line.leases}
-    leased = sum(lease.slots for lease in line.leases if _leaves_in_s(board, lease.worker, now) is None)
+    free: dict[str, int] = {}
     holders: list[SlotHolder] = []
-    free = 0
     for name, slots in board.slots.items():
         registration = board.registration(name)
         if registration is None or registration.pool != line.pool or slots.lost or registration.state == "draining":
@@ -303,40 +324,28 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
         # The board may not show leases yet that the dispatcher has: their slots are not free.
         shown = {cells.holder for cells in slots.cells}
         unseen = (lease for lease in line.leases if lease.worker == name and lease.lease not in shown)
-        free += max(0, slots.free - sum(lease.slots for lease in unseen))
-        for cells in slots.cells:
-            if cells.kind == "lease" and cells.holder not in own:
-                lease = board.lease(cells.holder)
-                if lease is not None:
-                    holders.append(
-                        SlotHolder(
-                            worker=name,
-                            name=f"lease {public_id(lease.token)}{f' ({lease.owner})' if lease.owner else ''}",
-                            slots=cells.slots,
-                            ends_in_s=max(0.0, lease.expires_at - now) + LEASE_SLACK_S,
-                            kind=f"lease of {lease.owner}",
-                            age_s=max(0.0, now - lease.granted_at),
-                        )
-                    )
-            elif cells.kind == "gang":
-                age_s = _age_s(board, "gang", cells.holder, now)
-                holders.append(
-                    SlotHolder(worker=name, name=f"gang {cells.holder}", slots=cells.slots, kind="gang", age_s=age_s)
-                )
-    return WaitingLine(
-        slots=line.slots,
-        ahead=list(_ahead(endpoint, line.ahead, now)),
-        running=[
-            replace(task, leaves_in_s=_leaves_in_s(board, task.worker, now))
-            for task in _running(endpoint, line.running, line.pool, now)
-        ],
-        leased=leased,
-        holders=holders,
-        free=free,
-        most_running=line.most_running,
-        only_slots=line.only_slots,
-        alone=alone,
-    )
+        free[name] = max(0, slots.free - sum(lease.slots for lease in unseen))
+        holders += [_holder_of_cells(board, name, cells, now) for cells in slots.cells if cells.holder not in own]
+    return free, [holder for holder in holders if holder.name]
+
+
+def _holder_of_cells(board: Board, worker: str, cells: Cells, now: float) -> SlotHolder:
+    """Without a name: nobody has them."""
+    lease = board.lease(cells.holder)
+    if cells.kind == "lease" and lease is not None:
+        return SlotHolder(
+            worker=worker,
+            name=f"lease {public_id(lease.token)}{f' ({lease.owner})' if lease.owner else ''}",
+            slots=cells.slots,
+            ends_in_s=max(0.0, lease.expires_at - now) + LEASE_SLACK_S,
+            kind=f"lease of {lease.owner}",
+            age_s=max(0.0, now - lease.granted_at),
+        )
+    if cells.kind == "gang":
+        age_s = _age_s(board, "gang", cells.holder, now)
+        return SlotHolder(worker=worker, name=f"gang {cells.holder}", slots=cells.slots, kind="gang", age_s=age_s)
+    names = {"kept": f"kept for gang {cells.holder}, which waits for more", "task": "calls"}
+    return SlotHolder(worker=worker, name=names.get(cells.kind, ""), slots=cells.slots)
 
 
 def _ahead(endpoint: str, tasks: Iterable[LineTask], now: float) -> Iterator[TaskAhead]:

@@ -1,15 +1,21 @@
-"""What a submitted task waits for, with the shares of limits that workers divide: dispatchers do not know them."""
+"""What a submitted task waits for, with what dispatchers do not know: who has the slots of its pool, and how workers
+divide limits among them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..schemas.errors.base import GanglineError
-from ..schemas.messages.jobs import JobObstacle, JobWhyReply
-from ..schemas.names import rate_of
+from ..schemas.messages.gangs import GangListReply, GangListRequest, GangQuery, GangWhyReply
+from ..schemas.messages.jobs import JobLine, JobObstacle, JobWhyReply
+from ..schemas.names import GangOperation, rate_of
 from ..schemas.records.workers import LimitRecord
-from ..schemas.text import count_of, plain
+from ..schemas.text import count_of, rate_in_words
+from .board_core import Board
+from .feed import read_board
+from .outlook import slots_in_use
 
 if TYPE_CHECKING:
     from ..dispatcher.client.client import Client
@@ -17,10 +23,16 @@ if TYPE_CHECKING:
 
 _REFUSED = "lease_busy"
 """The worker that it was sent to had no share."""
+_MOST_HOLDERS: Final = 8
+_ASK_S: Final = 1.0
 
 
-async def why_job(client: Client, job: Job[object]) -> JobWhyReply:
-    """As `job.why()`, and who has the units of the limits that hold it back. Without them if the ledger cannot be read.
+async def why_job(client: Client, job: Job[object], board: Board | None = None) -> JobWhyReply:
+    """As `job.why()`, and who has the slots of its pool, or the units of the limits that hold it back. Without them if
+    the ledger cannot be read.
+
+    Args:
+        board: of the whole system; None: the ledger is read.
 
     Raises:
         UnknownJob: there is no such job.
@@ -28,16 +40,57 @@ async def why_job(client: Client, job: Job[object]) -> JobWhyReply:
     from ..dispatcher.client.operations import shared_limits
 
     why = await job.why()
-    pool = limited_in(why)
-    if not pool:
-        return why
+    more: list[JobObstacle] = []
     try:
-        limits = await shared_limits(await client.router.ledger(), client.router.names, pool)
+        if why.line is not None and not any(each.kind in ("paused", "no_workers") for each in why.obstacles):
+            board = board or await _board_of(client, why.line.pool)
+            more += slot_obstacles(board, why.line, time.time())
+        if pool := limited_in(why):
+            limits = await shared_limits(await client.router.ledger(), client.router.names, pool)
+            records = (limits.get((pool, name)) for name in (why.job.method, rate_of(why.job.method)))
+            more += [share_obstacle(pool, why.job.method, record) for record in records if record is not None]
     except GanglineError:
-        return why
-    records = (limits.get((pool, name)) for name in (why.job.method, rate_of(why.job.method)))
-    shares = [share_obstacle(pool, why.job.method, record) for record in records if record is not None]
-    return why.model_copy(update={"obstacles": (*why.obstacles, *shares)})
+        pass
+    return why.model_copy(update={"obstacles": (*why.obstacles, *more)})
+
+
+async def _board_of(client: Client, pool: str) -> Board:
+    """The workers of a pool, and who has their slots."""
+    names = client.router.names
+    board = await read_board(
+        client, names.registrations_of(pool), names.alive_of(pool), names.leases_of(pool), names.members_of(pool)
+    )
+    board.take()
+    if any(cells.kind == "reserved" for slots in board.slots.values() for cells in slots.cells):
+        await _ask_what_is_kept(client, board)
+    return board
+
+
+async def _ask_what_is_kept(client: Client, board: Board) -> None:
+    """What is reserved may be kept for a gang, which its coordinator knows."""
+    coordinator = client.router.gangs.coordinator_client
+    gangs = (await coordinator.ask_for(GangListReply, GangOperation.LIST, GangListRequest(), _ASK_S)).gangs
+    board.answer_gangs(gangs)
+    for gang in board.queued:
+        why = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), _ASK_S)
+        board.answer_why(why, time.time())
+    board.take()
+
+
+def slot_obstacles(board: Board, line: JobLine, now: float) -> Iterator[JobObstacle]:
+    """Who has the slots that a job in line waits for, first those that end first; nothing if a worker has enough."""
+    free, holders = slots_in_use(board, line, now)
+    if max(free.values(), default=0) >= line.slots:
+        return
+    holders.sort(key=lambda each: (each.ends_in_s is None, each.ends_in_s or 0.0, each.worker, each.name))
+    for holder in holders[:_MOST_HOLDERS]:
+        text = f"{count_of(holder.slots, 'slot')} of {holder.worker}: {holder.name}"
+        if holder.ends_in_s is None:
+            yield JobObstacle(kind="slots", text=text)
+        else:
+            yield JobObstacle(kind="slots", text=f"{text}, if it is not renewed", until=now + holder.ends_in_s)
+    if more := holders[_MOST_HOLDERS:]:
+        yield JobObstacle(kind="slots", text=f"{count_of(sum(each.slots for each in more), 'slot')}: others")
 
 
 def limited_in(why: JobWhyReply) -> str:
@@ -55,7 +108,7 @@ def limited_in(why: JobWhyReply) -> str:
 def share_obstacle(pool: str, method: str, record: LimitRecord) -> JobObstacle:
     """Which limit it is, who has its units, and who asks for one."""
     rate = record.rate_per_s
-    limit = f"{record.limit} may run at once" if rate is None else f"{plain(rate)} may start per second"
+    limit = f"{record.limit} may run at once" if rate is None else "{} may start per {}".format(*rate_in_words(rate))
     told = "; ".join(_shares(record))
     return JobObstacle(
         kind="method" if rate is None else "rate",

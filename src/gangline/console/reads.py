@@ -127,7 +127,7 @@ class Reads:
             query = GangQuery.model_validate({"id": gang})
             coordinator = self._client.router.gangs.coordinator_client
             return await coordinator.ask_for(GangWhyReply, GangOperation.WHY, query, ANSWER_S)
-        return await why_job(self._client, self._client.job(check_job(_given(fields, "job"))))
+        return await why_job(self._client, self._client.job(check_job(_given(fields, "job"))), self._feed.board)
 
     async def job(self, fields: Fields) -> Answer:
         """`id`: its state, attempts and last error."""

@@ -308,7 +308,7 @@ class Top(App[None]):
         lines = list(job_lines(info))
         if info.state in _WAITING:
             board, durations = self._feed.board, await self._durations.durations()
-            why = await why_job(self._client, job)
+            why = await why_job(self._client, job, board)
             lines += self._lines_of(job_outlook(board, why, durations, time.time()))
         return "\n".join(lines)
 
@@ -322,7 +322,7 @@ class Top(App[None]):
         return [sentence_line(sentence, now) for sentence in outlook.sentences]
 
     async def _why_job(self, id: str) -> str:
-        return "\n".join(why_lines(await why_job(self._client, self._client.job(id))))
+        return "\n".join(why_lines(await why_job(self._client, self._client.job(id), self._feed.board)))
 
     @work(exclusive=True)
     async def action_why(self) -> None:

@@ -72,6 +72,16 @@ def test_the_end_of_a_rate_is_that_of_the_job_and_not_of_the_next_start():
     assert until["second"] == until["next"] + 2.0 and until["me"] == until["next"] + 4.0
 
 
+def test_the_end_of_a_rate_that_its_method_declares_is_that_of_the_job_too():
+    world = world_of(8)
+    world.pool(policies={"slow": TaskPolicy(rate_per_s=0.5)})
+    world.arrive("next", "second", method="slow")
+    world.arrive("first", method="slow", priority=1)
+    ends = [world.core.why(job).obstacles[0].until - world.now for job in ("first", "next", "second")]
+    assert ends == [2.0, 4.0, 6.0]
+    assert obstacles(world, "second")["rate"] == "e.slow declares that at most 30 may start per minute."
+
+
 def test_a_job_behind_slots_is_told_what_runs_what_goes_before_it_and_how_long_each_can_take_at_most():
     world = world_of(2)
     world.pool(policies={"declared": TaskPolicy(timeout_s=9.0, max_attempts=1)})
@@ -143,7 +153,7 @@ def test_a_paused_queue_does_not_blame_the_workers():
 def test_limits_are_named(rules, kind, text):
     world = world_of(4, **rules)
     world.arrive("a", "b")
-    assert obstacles(world, "b")[kind] == text
+    assert obstacles(world, "b") == {kind: text}, "and it does not lack slots"
 
 
 def test_a_rate_says_until_when():

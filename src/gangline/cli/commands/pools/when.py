@@ -53,9 +53,9 @@ async def _outlook(client: Client, id: str) -> Outlook:
     from ....schemas.messages.jobs import JobWhyReply
     from .why import _ask
 
-    why, history = await _ask(client, id), DurationHistory(client)
+    history = DurationHistory(client)
     async with following(BoardFeed(client, _PARTS)) as feed:
-        durations = await history.durations()
+        why, durations = await _ask(client, id, feed.board), await history.durations()
         if history.trouble:
             echo(f"without estimates, since the history cannot be read: {history.trouble}", err=True)
         if isinstance(why, JobWhyReply):

@@ -56,13 +56,14 @@ class Dashboard:
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
 
 
-P: Final = '{pool=~"$pool"}'
-E: Final = '{endpoint=~"$endpoint"}'
+P: Final = '{namespace=~"$namespace", pool=~"$pool"}'
+E: Final = '{namespace=~"$namespace", endpoint=~"$endpoint"}'
 N: Final = '{namespace=~"$namespace"}'
-QUANTILE: Final = "histogram_quantile({0}, sum by ({1}) (rate([{2}:bucket]{3}[{4}])))"
-USED: Final = "sum by (pool) ([gangline.worker.slots.running]{0} + [gangline.worker.slots.reserved]{0})"
+QUANTILE: Final = "histogram_quantile({0}, sum by (namespace, {1}) (rate([{2}:bucket]{3}[{4}])))"
+USED: Final = "sum by (namespace, pool) ([gangline.worker.slots.running]{0} + [gangline.worker.slots.reserved]{0})"
 WAITS: Final = (
-    "sum by ({0}) (rate([gangline.worker.gang_wait_time:sum][{1}])) / sum by ({0}) ([gangline.worker.gang_members] > 0)"
+    "sum by (namespace, {0}) (rate([gangline.worker.gang_wait_time:sum][{1}])) "
+    "/ sum by (namespace, {0}) ([gangline.worker.gang_members] > 0)"
 )
 """The share of its time that a rank waits for the other ranks of its gang."""
 
@@ -70,7 +71,7 @@ DASHBOARDS: Final = (
     Dashboard(
         name="overview",
         title="Gangline: overview",
-        variables=(("pool", "gangline.worker.slots.total"),),
+        variables=(("namespace", "gangline.worker.slots.total"), ("pool", "gangline.worker.slots.total")),
         rows=(
             (
                 "Is it saturated?",
@@ -79,13 +80,16 @@ DASHBOARDS: Final = (
                         title="Slots in use",
                         unit="percentunit",
                         expressions=(
-                            (f"{USED.format(P)} / sum by (pool) ([gangline.worker.slots.total]{P})", "{{pool}}"),
+                            (
+                                f"{USED.format(P)} / sum by (namespace, pool) ([gangline.worker.slots.total]{P})",
+                                "{{pool}}",
+                            ),
                         ),
                     ),
                     Panel(
                         title="Slots wanted, by who needs them",
                         stacked=True,
-                        expressions=((f"sum by (source) ([gangline.pool.slots_wanted]{P})", "{{source}}"),),
+                        expressions=((f"sum by (namespace, source) ([gangline.pool.slots_wanted]{P})", "{{source}}"),),
                     ),
                 ),
             ),
@@ -94,14 +98,14 @@ DASHBOARDS: Final = (
                 (
                     Panel(
                         title="Calls that wait for a worker",
-                        expressions=((f"sum by (pool) ([gangline.router.queue_size]{P})", "{{pool}}"),),
+                        expressions=((f"sum by (namespace, pool) ([gangline.router.queue_size]{P})", "{{pool}}"),),
                     ),
                     Panel(
                         title="Oldest job and oldest gang",
                         unit="s",
                         expressions=(
-                            ("max by (endpoint) ([gangline.queue.oldest])", "job of {{endpoint}}"),
-                            ("max by (namespace) ([gangline.gang.queue_oldest])", "gang"),
+                            (f"max by (namespace, endpoint) ([gangline.queue.oldest]{N})", "job of {{endpoint}}"),
+                            (f"max by (namespace) ([gangline.gang.queue_oldest]{N})", "gang"),
                         ),
                     ),
                 ),
@@ -114,7 +118,7 @@ DASHBOARDS: Final = (
                         unit="reqps",
                         expressions=(
                             (
-                                f"sum by (endpoint, code) (rate([gangline.router.errors]{P}[5m]))",
+                                f"sum by (namespace, endpoint, code) (rate([gangline.router.errors]{P}[5m]))",
                                 "{{endpoint}} {{code}}",
                             ),
                         ),
@@ -123,7 +127,7 @@ DASHBOARDS: Final = (
                         title="Dead letters",
                         expressions=(
                             (
-                                "sum by (endpoint, reason) (increase([gangline.queue.dead][1h]))",
+                                f"sum by (namespace, endpoint, reason) (increase([gangline.queue.dead]{N}[1h]))",
                                 "{{endpoint}} {{reason}}",
                             ),
                         ),
@@ -136,14 +140,15 @@ DASHBOARDS: Final = (
                     Panel(
                         title="Elections in the last hour",
                         expressions=(
-                            ("sum by (namespace) (increase([gangline.coordinator.terms][1h]))", "{{namespace}}"),
+                            (f"sum by (namespace) (increase([gangline.coordinator.terms]{N}[1h]))", "elections"),
                         ),
                     ),
                     Panel(
                         title="Records of the history lost",
                         expressions=(
                             (
-                                'sum by (writer) (increase([gangline.history.records]{outcome="dropped"}[1h]))',
+                                "sum by (namespace, writer) "
+                                '(increase([gangline.history.records]{outcome="dropped"}[1h]))',
                                 "{{writer}}",
                             ),
                         ),
@@ -155,7 +160,7 @@ DASHBOARDS: Final = (
     Dashboard(
         name="pool",
         title="Gangline: pool",
-        variables=(("pool", "gangline.worker.slots.total"),),
+        variables=(("namespace", "gangline.worker.slots.total"), ("pool", "gangline.worker.slots.total")),
         rows=(
             (
                 "How full is each worker?",
@@ -164,14 +169,20 @@ DASHBOARDS: Final = (
                         title="Running and reserved slots",
                         stacked=True,
                         expressions=(
-                            (f"sum by (worker) ([gangline.worker.slots.running]{P})", "{{worker}} runs"),
-                            (f"sum by (worker) ([gangline.worker.slots.reserved]{P})", "{{worker}} reserved"),
+                            (f"sum by (namespace, worker) ([gangline.worker.slots.running]{P})", "{{worker}} runs"),
+                            (
+                                f"sum by (namespace, worker) ([gangline.worker.slots.reserved]{P})",
+                                "{{worker}} reserved",
+                            ),
                         ),
                     ),
                     Panel(
                         title="Free slots",
                         expressions=(
-                            (f"sum by (pool) ([gangline.worker.slots.total]{P}) - {USED.format(P)}", "{{pool}}"),
+                            (
+                                f"sum by (namespace, pool) ([gangline.worker.slots.total]{P}) - {USED.format(P)}",
+                                "{{pool}}",
+                            ),
                         ),
                     ),
                 ),
@@ -183,7 +194,10 @@ DASHBOARDS: Final = (
                         title="Tasks started",
                         unit="reqps",
                         expressions=(
-                            (f"sum by (method) (rate([gangline.worker.tasks.started]{P}[5m]))", "{{method}}"),
+                            (
+                                f"sum by (namespace, method) (rate([gangline.worker.tasks.started]{P}[5m]))",
+                                "{{method}}",
+                            ),
                         ),
                     ),
                     Panel(
@@ -204,13 +218,15 @@ DASHBOARDS: Final = (
                     Panel(
                         title="Rejections",
                         unit="reqps",
-                        expressions=((f"sum by (reason) (rate([gangline.worker.rejections]{P}[5m]))", "{{reason}}"),),
+                        expressions=(
+                            (f"sum by (namespace, reason) (rate([gangline.worker.rejections]{P}[5m]))", "{{reason}}"),
+                        ),
                     ),
                     Panel(
                         title="New epochs",
                         expressions=(
                             (
-                                f"sum by (worker, reason) (increase([gangline.worker.epochs]{P}[1h]))",
+                                f"sum by (namespace, worker, reason) (increase([gangline.worker.epochs]{P}[1h]))",
                                 "{{worker}} {{reason}}",
                             ),
                         ),
@@ -231,14 +247,17 @@ DASHBOARDS: Final = (
                         title="Waiting gangs",
                         stacked=True,
                         expressions=(
-                            (f"sum by (pool, obstacle) ([gangline.gang.waiting]{N})", "{{pool}} {{obstacle}}"),
+                            (
+                                f"sum by (namespace, pool, obstacle) ([gangline.gang.waiting]{N})",
+                                "{{pool}} {{obstacle}}",
+                            ),
                         ),
                     ),
                     Panel(
                         title="Slots they need, and slots kept for the first",
                         expressions=(
-                            (f"sum by (pool) ([gangline.gang.slots_wanted]{N})", "{{pool}} wanted"),
-                            (f"sum by (pool) ([gangline.gang.kept_slots]{N})", "{{pool}} kept"),
+                            (f"sum by (namespace, pool) ([gangline.gang.slots_wanted]{N})", "{{pool}} wanted"),
+                            (f"sum by (namespace, pool) ([gangline.gang.kept_slots]{N})", "{{pool}} kept"),
                         ),
                     ),
                 ),
@@ -278,7 +297,7 @@ DASHBOARDS: Final = (
                         title="Waits for the others, 99 of 100 below",
                         unit="s",
                         expressions=(
-                            (QUANTILE.format(0.99, "le, pool", "gangline.worker.gang_wait_time", "", "5m"), "{{pool}}"),
+                            (QUANTILE.format(0.99, "le, pool", "gangline.worker.gang_wait_time", N, "5m"), "{{pool}}"),
                         ),
                     ),
                 ),
@@ -290,14 +309,16 @@ DASHBOARDS: Final = (
                         title="Restarts and repairs",
                         expressions=(
                             (
-                                f"sum by (reason, kind) (increase([gangline.gang.restarts]{N}[1h]))",
+                                f"sum by (namespace, reason, kind) (increase([gangline.gang.restarts]{N}[1h]))",
                                 "{{kind}} {{reason}}",
                             ),
                         ),
                     ),
                     Panel(
                         title="Ended for good",
-                        expressions=((f"sum by (reason) (increase([gangline.gang.ended]{N}[1h]))", "{{reason}}"),),
+                        expressions=(
+                            (f"sum by (namespace, reason) (increase([gangline.gang.ended]{N}[1h]))", "{{reason}}"),
+                        ),
                     ),
                 ),
             ),
@@ -306,7 +327,7 @@ DASHBOARDS: Final = (
     Dashboard(
         name="durable",
         title="Gangline: submitted tasks",
-        variables=(("endpoint", "gangline.queue.depth"),),
+        variables=(("namespace", "gangline.queue.depth"), ("endpoint", "gangline.queue.depth")),
         rows=(
             (
                 "Does the queue keep up?",
@@ -314,21 +335,21 @@ DASHBOARDS: Final = (
                     Panel(
                         title="Depth, running, waiting for the next attempt",
                         expressions=(
-                            (f"max by (endpoint) ([gangline.queue.depth]{E})", "{{endpoint}}"),
-                            (f"max by (endpoint) ([gangline.queue.running]{E})", "{{endpoint}} running"),
-                            (f"max by (endpoint) ([gangline.queue.waiting]{E})", "{{endpoint}} waiting"),
+                            (f"max by (namespace, endpoint) ([gangline.queue.depth]{E})", "{{endpoint}}"),
+                            (f"max by (namespace, endpoint) ([gangline.queue.running]{E})", "{{endpoint}} running"),
+                            (f"max by (namespace, endpoint) ([gangline.queue.waiting]{E})", "{{endpoint}} waiting"),
                         ),
                     ),
                     Panel(
                         title="Age of the oldest",
                         unit="s",
-                        expressions=((f"max by (endpoint) ([gangline.queue.oldest]{E})", "{{endpoint}}"),),
+                        expressions=((f"max by (namespace, endpoint) ([gangline.queue.oldest]{E})", "{{endpoint}}"),),
                     ),
                     Panel(
                         title="What do tasks wait for?",
                         expressions=(
                             (
-                                f"max by (endpoint, obstacle) ([gangline.queue.pending]{E})",
+                                f"max by (namespace, endpoint, obstacle) ([gangline.queue.pending]{E})",
                                 "{{endpoint}} {{obstacle}}",
                             ),
                         ),
@@ -352,8 +373,11 @@ DASHBOARDS: Final = (
                         title="Started and done",
                         unit="reqps",
                         expressions=(
-                            (f"sum by (endpoint) (rate([gangline.queue.started]{E}[5m]))", "{{endpoint}} started"),
-                            (f"sum by (endpoint) (rate([gangline.queue.done]{E}[5m]))", "{{endpoint}} done"),
+                            (
+                                f"sum by (namespace, endpoint) (rate([gangline.queue.started]{E}[5m]))",
+                                "{{endpoint}} started",
+                            ),
+                            (f"sum by (namespace, endpoint) (rate([gangline.queue.done]{E}[5m]))", "{{endpoint}} done"),
                         ),
                     ),
                 ),
@@ -366,7 +390,7 @@ DASHBOARDS: Final = (
                         unit="reqps",
                         expressions=(
                             (
-                                f"sum by (endpoint, code) (rate([gangline.queue.retried]{E}[5m]))",
+                                f"sum by (namespace, endpoint, code) (rate([gangline.queue.retried]{E}[5m]))",
                                 "{{endpoint}} {{code}}",
                             ),
                         ),
@@ -374,7 +398,10 @@ DASHBOARDS: Final = (
                     Panel(
                         title="Takeovers",
                         expressions=(
-                            (f"sum by (endpoint) (increase([gangline.queue.takeovers]{E}[1h]))", "{{endpoint}}"),
+                            (
+                                f"sum by (namespace, endpoint) (increase([gangline.queue.takeovers]{E}[1h]))",
+                                "{{endpoint}}",
+                            ),
                         ),
                     ),
                 ),
@@ -401,7 +428,10 @@ class Alert:
     """Series and values, a minute apart, with which it fires within an hour; for its test."""
 
 
-_NOT_PAUSED: Final = 'unless on (endpoint) sum by (endpoint) ([gangline.queue.pending]{obstacle="paused"}) > 0'
+_NOT_PAUSED: Final = (
+    'unless on (namespace, endpoint) sum by (namespace, endpoint) ([gangline.queue.pending]{obstacle="paused"}) > 0'
+)
+_STREAM: Final = "by (cluster, domain, account, stream_name)"
 
 ALERTS: Final = (
     Alert(
@@ -491,8 +521,8 @@ ALERTS: Final = (
     Alert(
         name="PoolFull",
         expression=(
-            "sum by (pool) ([gangline.worker.slots.running] + [gangline.worker.slots.reserved]) "
-            "/ sum by (pool) ([gangline.worker.slots.total] > 0) > 0.95"
+            "sum by (namespace, pool) ([gangline.worker.slots.running] + [gangline.worker.slots.reserved]) "
+            "/ sum by (namespace, pool) ([gangline.worker.slots.total] > 0) > 0.95"
         ),
         lasts="10m",
         severity="info",
@@ -501,16 +531,16 @@ ALERTS: Final = (
         look=("gangline workers POOL", "gangline leases POOL", "gangline queue ls"),
         do=("Add workers: the sum of `gangline.pool.slots_wanted` says how many slots the pool needs.",),
         fires=(
-            ('[gangline.worker.slots.running]{pool="images", worker="w1"}', "4x60"),
-            ('[gangline.worker.slots.reserved]{pool="images", worker="w1"}', "0x60"),
-            ('[gangline.worker.slots.total]{pool="images", worker="w1"}', "4x60"),
+            ('[gangline.worker.slots.running]{namespace="gangline", pool="images", worker="w1"}', "4x60"),
+            ('[gangline.worker.slots.reserved]{namespace="gangline", pool="images", worker="w1"}', "0x60"),
+            ('[gangline.worker.slots.total]{namespace="gangline", pool="images", worker="w1"}', "4x60"),
         ),
     ),
     Alert(
         name="LeasesIdle",
         expression=(
-            "sum by (pool) ([gangline.worker.slots.reserved]) > 0 "
-            "and sum by (pool) ([gangline.worker.slots.running]) == 0"
+            "sum by (namespace, pool) ([gangline.worker.slots.reserved]) > 0 "
+            "and sum by (namespace, pool) ([gangline.worker.slots.running]) == 0"
         ),
         lasts="15m",
         severity="info",
@@ -519,13 +549,13 @@ ALERTS: Final = (
         look=("gangline leases POOL", "gangline gang ls"),
         do=("`leases` shows the owner and the age of each. Stop that program, or shorten its time to live.",),
         fires=(
-            ('[gangline.worker.slots.reserved]{pool="images", worker="w1"}', "2x60"),
-            ('[gangline.worker.slots.running]{pool="images", worker="w1"}', "0x60"),
+            ('[gangline.worker.slots.reserved]{namespace="gangline", pool="images", worker="w1"}', "2x60"),
+            ('[gangline.worker.slots.running]{namespace="gangline", pool="images", worker="w1"}', "0x60"),
         ),
     ),
     Alert(
         name="WorkerFreezes",
-        expression='sum by (pool, worker) (increase([gangline.worker.epochs]{reason="frozen"}[15m])) > 2',
+        expression='sum by (namespace, pool, worker) (increase([gangline.worker.epochs]{reason="frozen"}[15m])) > 2',
         lasts="0m",
         severity="warning",
         summary="Worker {{ $labels.pool }}.{{ $labels.worker }} freezes repeatedly",
@@ -535,11 +565,15 @@ ALERTS: Final = (
             "Move blocking code of async tasks to threads or processes.",
             "Give the machine more CPU, or the worker fewer slots.",
         ),
-        fires=(('[gangline.worker.epochs]{pool="images", worker="w1", reason="frozen"}', "0+1x60"),),
+        fires=(
+            ('[gangline.worker.epochs]{namespace="gangline", pool="images", worker="w1", reason="frozen"}', "0+1x60"),
+        ),
     ),
     Alert(
         name="GangStraggler",
-        expression=(f"{WAITS.format('pool, worker', '15m')} < 0.05 and on (pool) {WAITS.format('pool', '15m')} > 0.3"),
+        expression=(
+            f"{WAITS.format('pool, worker', '15m')} < 0.05 and on (namespace, pool) {WAITS.format('pool', '15m')} > 0.3"
+        ),
         lasts="5m",
         severity="info",
         summary="Ranks of {{ $labels.pool }} wait for those on worker {{ $labels.worker }}",
@@ -555,17 +589,23 @@ ALERTS: Final = (
         ),
         fires=(
             *(
-                (f'[gangline.worker.gang_wait_time:sum]{{pool="train", worker="{worker}"}}', values)
+                (
+                    f'[gangline.worker.gang_wait_time:sum]{{namespace="gangline", pool="train", worker="{worker}"}}',
+                    values,
+                )
                 for worker, values in (("w1", "0+1x60"), ("w2", "0+50x60"), ("w3", "0+40x60"))
             ),
-            *((f'[gangline.worker.gang_members]{{pool="train", worker="w{n}"}}', "1x60") for n in (1, 2, 3)),
+            *(
+                (f'[gangline.worker.gang_members]{{namespace="gangline", pool="train", worker="w{n}"}}', "1x60")
+                for n in (1, 2, 3)
+            ),
         ),
     ),
     Alert(
         name="CallsFail",
         expression=(
-            "sum by (endpoint) (rate([gangline.router.errors][5m])) "
-            "/ sum by (endpoint) (rate([gangline.router.requests][5m])) > 0.05"
+            "sum by (namespace, endpoint) (rate([gangline.router.errors][5m])) "
+            "/ sum by (namespace, endpoint) (rate([gangline.router.requests][5m])) > 0.05"
         ),
         lasts="5m",
         severity="warning",
@@ -577,14 +617,18 @@ ALERTS: Final = (
             "[errors](../reference/errors.md).",
         ),
         fires=(
-            ('[gangline.router.errors]{endpoint="images", pool="images", code="timeout"}', "0+10x60"),
-            ('[gangline.router.requests]{endpoint="images", pool="images"}', "0+100x60"),
+            (
+                '[gangline.router.errors]{namespace="gangline", endpoint="images", pool="images", code="timeout"}',
+                "0+10x60",
+            ),
+            ('[gangline.router.requests]{namespace="gangline", endpoint="images", pool="images"}', "0+100x60"),
         ),
     ),
     Alert(
         name="QueueStalls",
         expression=(
-            "max by (endpoint) ([gangline.queue.oldest]) > 300 and max by (endpoint) ([gangline.queue.running]) == 0 "
+            "max by (namespace, endpoint) ([gangline.queue.oldest]) > 300 "
+            "and max by (namespace, endpoint) ([gangline.queue.running]) == 0 "
             f"{_NOT_PAUSED}"
         ),
         lasts="5m",
@@ -597,13 +641,13 @@ ALERTS: Final = (
             "Are there workers of its pools, and are they full of other work?",
         ),
         fires=(
-            ('[gangline.queue.oldest]{endpoint="images"}', "0+60x60"),
-            ('[gangline.queue.running]{endpoint="images"}', "0x60"),
+            ('[gangline.queue.oldest]{namespace="gangline", endpoint="images"}', "0+60x60"),
+            ('[gangline.queue.running]{namespace="gangline", endpoint="images"}', "0x60"),
         ),
     ),
     Alert(
         name="QueueLate",
-        expression=f"max by (endpoint) ([gangline.queue.oldest]) > 3600 {_NOT_PAUSED}",
+        expression=f"max by (namespace, endpoint) ([gangline.queue.oldest]) > 3600 {_NOT_PAUSED}",
         lasts="15m",
         severity="warning",
         summary="The oldest task of {{ $labels.endpoint }} has waited for {{ $value | humanizeDuration }}",
@@ -613,13 +657,13 @@ ALERTS: Final = (
             "`why` says what the oldest waits for: slots, a limit, the order of its key, workers.",
             "Cancel what nobody needs any more: `gangline cancel --all --endpoint ENDPOINT --older-than 1h`.",
         ),
-        fires=(('[gangline.queue.oldest]{endpoint="images"}', "3600+60x60"),),
+        fires=(('[gangline.queue.oldest]{namespace="gangline", endpoint="images"}', "3600+60x60"),),
     ),
     Alert(
         name="QueueLost",
         expression=(
-            "max by (endpoint) (max_over_time([gangline.queue.depth][1d])) unless max by (endpoint) "
-            "([gangline.queue.depth])"
+            "max by (namespace, endpoint) (max_over_time([gangline.queue.depth][1d])) "
+            "unless max by (namespace, endpoint) ([gangline.queue.depth])"
         ),
         lasts="5m",
         severity="critical",
@@ -627,13 +671,13 @@ ALERTS: Final = (
         means="A queue that had a dispatcher within the last day has none that is scraped.",
         look=("gangline queue ls", "gangline history --kind leader_yielded --since 30m"),
         do=("Start a dispatcher: `gangline dispatcher`. Run two, so that one may fail.",),
-        fires=(('[gangline.queue.depth]{endpoint="images"}', "1x20 _x40"),),
+        fires=(('[gangline.queue.depth]{namespace="gangline", endpoint="images"}', "1x20 _x40"),),
     ),
     Alert(
         name="PoolLost",
         expression=(
-            "sum by (pool) (max_over_time([gangline.worker.slots.total][1d])) unless sum by (pool) "
-            "([gangline.worker.slots.total])"
+            "sum by (namespace, pool) (max_over_time([gangline.worker.slots.total][1d])) "
+            "unless sum by (namespace, pool) ([gangline.worker.slots.total])"
         ),
         lasts="5m",
         severity="critical",
@@ -641,13 +685,15 @@ ALERTS: Final = (
         means="A pool that had workers within the last day has none that is scraped.",
         look=("gangline workers POOL", "gangline history --kind worker_lost --since 30m"),
         do=("Start its workers, or, if the pool is gone for good, silence the alert for a day.",),
-        fires=(('[gangline.worker.slots.total]{pool="images", worker="w1"}', "4x20 _x40"),),
+        fires=(('[gangline.worker.slots.total]{namespace="gangline", pool="images", worker="w1"}', "4x20 _x40"),),
     ),
     Alert(
         name="PoolTooSmall",
         expression=(
-            "sum by (pool) ([gangline.pool.slots_wanted]) > 1.2 * sum by (pool) ([gangline.worker.slots.total]) "
-            "or (sum by (pool) ([gangline.pool.slots_wanted]) > 0 unless sum by (pool) ([gangline.worker.slots.total]))"
+            "sum by (namespace, pool) ([gangline.pool.slots_wanted]) "
+            "> 1.2 * sum by (namespace, pool) ([gangline.worker.slots.total]) "
+            "or (sum by (namespace, pool) ([gangline.pool.slots_wanted]) > 0 "
+            "unless sum by (namespace, pool) ([gangline.worker.slots.total]))"
         ),
         lasts="15m",
         severity="info",
@@ -656,8 +702,8 @@ ALERTS: Final = (
         look=("gangline workers POOL", "gangline leases POOL", "gangline queue ls"),
         do=("Add workers, or let an autoscaler follow the sum of `gangline.pool.slots_wanted`.",),
         fires=(
-            ('[gangline.pool.slots_wanted]{pool="images", source="jobs"}', "10x60"),
-            ('[gangline.worker.slots.total]{pool="images", worker="w1"}', "4x60"),
+            ('[gangline.pool.slots_wanted]{namespace="gangline", pool="images", source="jobs"}', "10x60"),
+            ('[gangline.worker.slots.total]{namespace="gangline", pool="images", worker="w1"}', "4x60"),
         ),
     ),
     Alert(
@@ -686,15 +732,77 @@ ALERTS: Final = (
         fires=(('up{job="gangline", instance="w1"}', "0x60"),),
     ),
     Alert(
+        name="StreamNearLimit",
+        expression=(
+            'jetstream_stream_total_bytes{is_stream_leader="true", stream_name=~".*_TASKS|KV_.*|OBJ_.*"} '
+            "/ (jetstream_stream_limit_bytes > 0) > 0.8"
+        ),
+        lasts="5m",
+        severity="warning",
+        summary="Stream {{ $labels.stream_name }} has {{ $value | humanizePercentage }} of the bytes that it may have",
+        means="A stream of NATS is nearly full. When it is, it refuses tasks, results or leases. Not of streams "
+        "that drop their oldest messages instead.",
+        look=("gangline queue ls", "nats stream info STREAM"),
+        do=(
+            "Tasks pile up: see QueueLate. Results: keep them for a shorter time, `gangline route set ENDPOINT "
+            "--result-ttl 10m`.",
+            "Give it more: set `GANGLINE_MAX_BYTES` for those that create streams, or `nats stream edit STREAM "
+            "--max-bytes`.",
+        ),
+        fires=(
+            ('jetstream_stream_total_bytes{stream_name="GANGLINE_TASKS", is_stream_leader="true"}', "90x60"),
+            ('jetstream_stream_limit_bytes{stream_name="GANGLINE_TASKS", is_stream_leader="true"}', "100x60"),
+        ),
+    ),
+    Alert(
+        name="ReplicasBehind",
+        expression=(
+            f"max {_STREAM} (jetstream_stream_last_seq) - min {_STREAM} (jetstream_stream_last_seq) > 1000 "
+            f"or count {_STREAM} (jetstream_stream_last_seq) "
+            f"< max_over_time(count {_STREAM} (jetstream_stream_last_seq)[6h:5m])"
+        ),
+        lasts="5m",
+        severity="warning",
+        summary="A replica of stream {{ $labels.stream_name }} is behind, or gone",
+        means="A server has fewer messages of a stream than another one, or a replica of the last six hours is not "
+        "reported any more. With one more failure the stream may stop.",
+        look=("nats stream info STREAM", "nats server report jetstream"),
+        do=(
+            "Look at the server that is behind: is it up, are its disk and network slow? If it is gone for good, "
+            "`nats server raft peer-remove` moves its replicas elsewhere.",
+        ),
+        fires=(
+            ('jetstream_stream_last_seq{stream_name="GANGLINE_TASKS", server_name="n1"}', "0+900x60"),
+            ('jetstream_stream_last_seq{stream_name="GANGLINE_TASKS", server_name="n2"}', "0x60"),
+        ),
+    ),
+    Alert(
+        name="NatsStorageFull",
+        expression=("gnatsd_varz_jetstream_stats_storage / (gnatsd_varz_jetstream_config_max_storage > 0) > 0.85"),
+        lasts="5m",
+        severity="critical",
+        summary="NATS server {{ $labels.server_id }} has used {{ $value | humanizePercentage }} of its storage",
+        means="The storage of a server is nearly full. When it is, no task is accepted.",
+        look=("nats server report jetstream", "gangline queue ls"),
+        do=(
+            "Remove what is not needed, or give the server more: `max_file_store` in its configuration, and a larger "
+            "disk. [How much each stream takes](run-in-production.md).",
+        ),
+        fires=(
+            ('gnatsd_varz_jetstream_stats_storage{server_id="n1"}', "90x60"),
+            ('gnatsd_varz_jetstream_config_max_storage{server_id="n1"}', "100x60"),
+        ),
+    ),
+    Alert(
         name="DeadLetters",
-        expression="sum by (endpoint, reason) (increase([gangline.queue.dead][15m])) > 0",
+        expression="sum by (namespace, endpoint, reason) (increase([gangline.queue.dead][15m])) > 0",
         lasts="0m",
         severity="warning",
         summary="Tasks of {{ $labels.endpoint }} became dead letters: {{ $labels.reason }}",
         means="Submitted tasks became dead letters: they will not be retried.",
         look=("gangline dead ls --endpoint ENDPOINT", "gangline dead show JOB"),
         do=("Fix the cause, then `gangline dead replay JOB`, or drop them: `gangline dead rm JOB`.",),
-        fires=(('[gangline.queue.dead]{endpoint="images", reason="failed"}', "0+1x60"),),
+        fires=(('[gangline.queue.dead]{namespace="gangline", endpoint="images", reason="failed"}', "0+1x60"),),
     ),
     Alert(
         name="CredentialsEnd",
@@ -713,7 +821,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="HistoryLost",
-        expression='sum by (writer) (increase([gangline.history.records]{outcome="dropped"}[15m])) > 0',
+        expression='sum by (namespace, writer) (increase([gangline.history.records]{outcome="dropped"}[15m])) > 0',
         lasts="0m",
         severity="info",
         summary="Records of the history are lost by a {{ $labels.writer }}",
@@ -723,7 +831,7 @@ ALERTS: Final = (
             "Is there a coordinator or a dispatcher? Only they create the stream.",
             "May this user write there? Generate the roles again after an upgrade.",
         ),
-        fires=(('[gangline.history.records]{writer="worker", outcome="dropped"}', "0+1x60"),),
+        fires=(('[gangline.history.records]{namespace="gangline", writer="worker", outcome="dropped"}', "0+1x60"),),
     ),
 )
 
@@ -749,7 +857,11 @@ def dashboard_json(dashboard: Dashboard) -> str:
                     "gridPos": {"h": 8, "w": width, "x": column * width, "y": y + 1},
                     "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": fill}, "overrides": []},
                     "targets": [
-                        {"refId": "ABCDEF"[place], "expr": resolved(expression), "legendFormat": legend}
+                        {
+                            "refId": "ABCDEF"[place],
+                            "expr": resolved(expression),
+                            "legendFormat": f"{{{{namespace}}}}: {legend}",
+                        }
                         for place, (expression, legend) in enumerate(panel.expressions)
                     ],
                 }
@@ -820,6 +932,14 @@ def alerts_page() -> str:
         "",
         "- import the dashboards of [`deploy/grafana`](../../deploy/grafana): overview, pool, gangs, submitted tasks;",
         "- load [`deploy/prometheus/rules.yaml`](../../deploy/prometheus/rules.yaml) as `rule_files`.",
+        "",
+        "The alerts on NATS itself (StreamNearLimit, ReplicasBehind, NatsStorageFull) need NATS's own exporter,",
+        "[prometheus-nats-exporter](https://github.com/nats-io/prometheus-nats-exporter), at the monitoring port of",
+        "each server; the others do not:",
+        "",
+        "```console",
+        "$ prometheus-nats-exporter -varz -jsz=all http://127.0.0.1:8222",
+        "```",
         "",
         "To see them filled, let Prometheus scrape the demo, which exports the metrics of all its processes on one",
         "port (with `pip install opentelemetry-exporter-prometheus`), and waits at some points until they were read:",

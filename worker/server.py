@@ -74,7 +74,7 @@ class WorkerServer:
         self.guard = FreezeDetector(settings.freeze_after_s, self._loop.time())
         self._watch = LoopWatch(settings.freeze_after_s / 2, place.pool.functions())
         self.journal = AuditJournal(journal, place.worker, core, place.ambient)
-        self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
+        self.metrics = WorkerMetrics(place.names.namespace, place.worker.pool, place.worker.worker, lambda: core.load)
         self.driver = self._new_books()
         self.ledger = LedgerWriter(
             kv, place.names, place.worker, self.driver.describe, ambient=place.ambient, log=place.log

@@ -165,7 +165,7 @@ class HistoryRecorder:
         self._told = False
         self._written = 0
         self._dropped = 0
-        self._counts = history_records.of(self)
+        self._counts = history_records.of(self, names.namespace)
         for outcome in ("written", "dropped"):
             self._counts[self._role, outcome] = 0  # so that the first is an increase
 

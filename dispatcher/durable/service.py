@@ -116,7 +116,7 @@ class Dispatcher(Service[DispatcherState]):
         self.id = ambient.token()
         """A unique id."""
         self.name = name = name or bus.name
-        self.metrics = DurableMetrics()
+        self.metrics = DurableMetrics(names.namespace)
         self._log = log = logger_for("durable", dispatcher=self.id)
         tasks = tasks or TaskStorage.from_environment()
         self.router = router = Router(

@@ -68,7 +68,7 @@ class Router:
         self.bus = bus
         self.names = names
         self.settings = settings or RouterSettings()
-        self.metrics = metrics or RouterMetrics()
+        self.metrics = metrics or RouterMetrics(names.namespace)
         self._max_attempts = self.settings.max_attempts
         self._state = "new"
         parts = RouterWiring(

@@ -24,8 +24,8 @@ SOURCES: Final = {
 def _wanted() -> Iterable[tuple[tuple[str, ...], float]]:
     found: dict[tuple[str, ...], float] = {}
     for source, read in SOURCES.items():
-        for pool, number in read():
-            found[pool, source] = found.get((pool, source), 0.0) + number
+        for where, number in read():
+            found[*where, source] = found.get((*where, source), 0.0) + number
     return list(found.items())
 
 
@@ -34,12 +34,12 @@ gauge(
     "{slot}",
     "Slots that the pool would need now, by who needs them; the sum over all processes and sources is how large the "
     "pool should be",
-    ("pool", "source"),
+    ("namespace", "pool", "source"),
     _wanted,
 )
 
 history_records: Final = counter(
-    "gangline.history.records", "{record}", "Records of the history, by outcome", ("writer", "outcome")
+    "gangline.history.records", "{record}", "Records of the history, by outcome", ("namespace", "writer", "outcome")
 )
 
 METRICS: Final[Mapping[str, MetricInfo]] = REGISTERED

@@ -69,11 +69,11 @@ class Queued(NamedTuple):
     """By pool: slots kept for the head of the queue."""
 
 
-def wanted_by_gangs() -> list[tuple[str, float]]:
-    """By pool: slots that waiting gangs need, if this process leads. Those that can never fit are left out. May be
-    called from any thread."""
+def wanted_by_gangs() -> list[tuple[tuple[str, str], float]]:
+    """By namespace and pool: slots that waiting gangs need, if this process leads. Those that can never fit are left
+    out. May be called from any thread."""
     return [
-        (waiting.pool, float(waiting.slots))
+        ((metrics.namespace, waiting.pool), float(waiting.slots))
         for metrics in list(_leaders)
         for waiting in metrics.queued.waiting
         if waiting.obstacle != "impossible"

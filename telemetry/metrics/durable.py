@@ -1,4 +1,4 @@
-"""The metrics of durable tasks, recorded by a dispatcher.
+"""The metrics of durable tasks, recorded by a dispatcher. All have the attribute `namespace`, too.
 
 ===================================  =======================  =====================================================
 name                                 attributes               meaning
@@ -28,19 +28,19 @@ from typing import Final, NamedTuple
 from ...schemas.records.jobs import DeadReason
 from .instruments import SECONDS, counter, gauge, histogram, metrics_enabled
 
-_ENDPOINT: Final = ("endpoint",)
+_ENDPOINT: Final = ("namespace", "endpoint")
 
-_started = counter("gangline.queue.started", "{task}", "Attempts sent to workers", ("endpoint", "pool"))
+_started = counter("gangline.queue.started", "{task}", "Attempts sent to workers", (*_ENDPOINT, "pool"))
 _done = counter("gangline.queue.done", "{task}", "Tasks that succeeded", _ENDPOINT)
 _cancelled = counter("gangline.queue.cancelled", "{task}", "Tasks that were cancelled", _ENDPOINT)
-_dead = counter("gangline.queue.dead", "{task}", "Tasks that became dead letters", ("endpoint", "reason"))
+_dead = counter("gangline.queue.dead", "{task}", "Tasks that became dead letters", (*_ENDPOINT, "reason"))
 _retried = counter(
-    "gangline.queue.retried", "{task}", "Failed attempts that are followed by another", ("endpoint", "code")
+    "gangline.queue.retried", "{task}", "Failed attempts that are followed by another", (*_ENDPOINT, "code")
 )
 _takeovers = counter("gangline.queue.takeovers", "{queue}", "Takeovers of the queue", _ENDPOINT)
-_wait_time = histogram("gangline.queue.wait_time", "s", "From publication to the first start", ("endpoint",), SECONDS)
+_wait_time = histogram("gangline.queue.wait_time", "s", "From publication to the first start", _ENDPOINT, SECONDS)
 _recovery_time = histogram(
-    "gangline.queue.recovery_time", "s", "From a takeover to the first possible start", ("endpoint",), SECONDS
+    "gangline.queue.recovery_time", "s", "From a takeover to the first possible start", _ENDPOINT, SECONDS
 )
 
 
@@ -65,23 +65,24 @@ _owners: weakref.WeakSet[DurableMetrics] = weakref.WeakSet()
 class DurableMetrics:
     """The metrics of one dispatcher. Called only from its event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
         self.levels: tuple[QueueLevels, ...] = ()
         """The levels of its queues; replaced as a whole, because exporters read it from their threads."""
         self._wanted: dict[tuple[str, str], int] = {}
-        self._started = _started.of(self)
-        self._done = _done.of(self)
-        self._cancelled = _cancelled.of(self)
-        self._dead = _dead.of(self)
-        self._retried = _retried.of(self)
-        self._takeovers = _takeovers.of(self)
+        self._started = _started.of(self, namespace)
+        self._done = _done.of(self, namespace)
+        self._cancelled = _cancelled.of(self, namespace)
+        self._dead = _dead.of(self, namespace)
+        self._retried = _retried.of(self, namespace)
+        self._takeovers = _takeovers.of(self, namespace)
         _owners.add(self)
 
     def started(self, endpoint: str, pool: str, waited_s: float | None) -> None:
         """An attempt was sent; `waited_s` is the time since publication, given for a first attempt."""
         self._started[endpoint, pool] += 1
         if waited_s is not None and metrics_enabled():
-            _wait_time.record(waited_s, (endpoint,))
+            _wait_time.record(waited_s, (self.namespace, endpoint))
 
     def wanted(self, endpoint: str, pool: str, slots: int) -> None:
         """The queue could use this many more slots of the pool now."""
@@ -125,7 +126,7 @@ class DurableMetrics:
     def recovered(self, endpoint: str, seconds: float) -> None:
         """After a takeover, tasks start from now on."""
         if metrics_enabled():
-            _recovery_time.record(seconds, (endpoint,))
+            _recovery_time.record(seconds, (self.namespace, endpoint))
 
     def statistics(self) -> dict[str, int]:
         """Sums over endpoints: started, done, cancelled, dead, retried, takeovers."""
@@ -142,15 +143,23 @@ class DurableMetrics:
         return f"DurableMetrics({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
 
-def wanted_by_jobs() -> list[tuple[str, float]]:
-    """By pool: slots that this process's queues could use now, beyond those they have. May be called from any
-    thread."""
-    return [(pool, float(slots)) for metrics in list(_owners) for (_, pool), slots in list(metrics._wanted.items())]
+def wanted_by_jobs() -> list[tuple[tuple[str, str], float]]:
+    """By namespace and pool: slots that this process's queues could use now, beyond those they have. May be called
+    from any thread."""
+    return [
+        ((metrics.namespace, pool), float(slots))
+        for metrics in list(_owners)
+        for (_, pool), slots in list(metrics._wanted.items())
+    ]
 
 
 def _read(level: Callable[[QueueLevels], float]) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
     def read() -> Iterable[tuple[tuple[str, ...], float]]:
-        return [((levels.endpoint,), level(levels)) for metrics in list(_owners) for levels in metrics.levels]
+        return [
+            ((metrics.namespace, levels.endpoint), level(levels))
+            for metrics in list(_owners)
+            for levels in metrics.levels
+        ]
 
     return read
 
@@ -168,9 +177,9 @@ gauge(
     "gangline.queue.pending",
     "{task}",
     "Tasks that do not run, by what they wait for",
-    ("endpoint", "obstacle"),
+    (*_ENDPOINT, "obstacle"),
     lambda: [
-        ((levels.endpoint, obstacle), float(tasks))
+        ((metrics.namespace, levels.endpoint, obstacle), float(tasks))
         for metrics in list(_owners)
         for levels in metrics.levels
         for obstacle, tasks in {"slots": 0, **levels.pending}.items()  # so that a panel is not empty while none waits

@@ -46,10 +46,11 @@ _NONE: Final = Tally()
 
 
 class Numbers(defaultdict[Key, int]):
-    """The numbers of one owner. Read them with `now`, which includes tallies."""
+    """The numbers of one owner. Read them with `now`, which includes tallies, and adds what all keys begin with."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: Key = ()) -> None:
         super().__init__(int)
+        self._prefix = prefix
         self._tallies: dict[Key, Tally] = {}
 
     def tally(self, key: Key) -> Tally:
@@ -71,7 +72,8 @@ class Numbers(defaultdict[Key, int]):
     def now(self) -> list[tuple[Key, int]]:
         """Keys and numbers; a key may occur twice, so add them up. May be called from any thread."""
         # list() of a dictionary with tuple keys runs no Python code, so it is atomic beside a writing thread.
-        return list(self.items()) + [(key, tally.count) for key, tally in list(self._tallies.items())]
+        numbers = list(self.items()) + [(key, tally.count) for key, tally in list(self._tallies.items())]
+        return [((*self._prefix, *key), number) for key, number in numbers]
 
     def sum(self) -> int:
         """Of all."""
@@ -94,9 +96,9 @@ class Counts:
         the lock: whoever is next to have it folds them."""
         self._retired = Numbers()
 
-    def of(self, owner: object) -> Numbers:
-        """New numbers, at home with `owner`; written by one thread only."""
-        numbers = Numbers()
+    def of(self, owner: object, *prefix: str) -> Numbers:
+        """New numbers, at home with `owner`; written by one thread only. `prefix`: the first labels of all keys."""
+        numbers = Numbers(prefix)
         with self._lock:
             self._fold()
             self._living[id(numbers)] = numbers

@@ -1,4 +1,5 @@
-"""The metrics of routers and of workers. (Those of the coordinator and of durable tasks stand beside.)
+"""The metrics of routers and of workers. (Those of the coordinator and of durable tasks stand beside.) All have the
+attribute `namespace`, too.
 
 ===================================  =======================  =====================================================
 metric                               attributes               meaning
@@ -61,9 +62,9 @@ from .instruments import (
 
 _log: Final = logger_for("telemetry")
 
-_POOL: Final = ("pool",)
-_ENDPOINT: Final = ("endpoint", "pool")
-_WORKER: Final = ("pool", "worker")
+_POOL: Final = ("namespace", "pool")
+_ENDPOINT: Final = ("namespace", "endpoint", "pool")
+_WORKER: Final = ("namespace", "pool", "worker")
 
 _requests = counter("gangline.router.requests", "{request}", "Requests taken", _ENDPOINT)
 _errors = counter("gangline.router.errors", "{request}", "Requests that ended in an error", (*_ENDPOINT, "code"))
@@ -71,7 +72,10 @@ _queue_size = level("gangline.router.queue_size", "{request}", "Requests that wa
 _reserved = level("gangline.router.reserved_slots", "{slot}", "Slots held by selections and leases", _POOL)
 _backoffs = counter("gangline.router.backoffs", "{wait}", "Waits after a refusal", _POOL)
 _held_back = level(
-    "gangline.router.held_back", "{request}", "Requests that wait because of a route's limits", ("endpoint",)
+    "gangline.router.held_back",
+    "{request}",
+    "Requests that wait because of a route's limits",
+    ("namespace", "endpoint"),
 )
 _shadows = counter("gangline.router.shadows", "{request}", "Copies for shadow pools", (*_ENDPOINT, "outcome"))
 _attempts = histogram("gangline.router.attempts", "{attempt}", "Attempts per request", _ENDPOINT, ATTEMPTS)
@@ -81,14 +85,15 @@ _fulfilment = histogram("gangline.router.fulfilment_time", "s", "From request to
 class RouterMetrics:
     """The metrics of one router. Called only from its event loop."""
 
-    def __init__(self) -> None:
-        self._requests = _requests.of(self)
-        self._errors = _errors.of(self)
-        self._queue_size = _queue_size.of(self)
-        self._reserved = _reserved.of(self)
-        self._backoffs = _backoffs.of(self)
-        self._held_back = _held_back.of(self)
-        self._shadows = _shadows.of(self)
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._requests = _requests.of(self, namespace)
+        self._errors = _errors.of(self, namespace)
+        self._queue_size = _queue_size.of(self, namespace)
+        self._reserved = _reserved.of(self, namespace)
+        self._backoffs = _backoffs.of(self, namespace)
+        self._held_back = _held_back.of(self, namespace)
+        self._shadows = _shadows.of(self, namespace)
         self._served: set[str] = set()
         """Endpoints for which at least one attempt was sent to a worker: they exist, so there are few."""
         self._times: dict[tuple[str, str], tuple[Values, Values]] = {}
@@ -110,15 +115,16 @@ class RouterMetrics:
                 self._served.add(endpoint)
             elif not attempts and endpoint not in self._served:
                 endpoint = pool = OTHER
-            _fulfilment.record(seconds, (endpoint, pool))
-            _attempts.record(attempts, (endpoint, pool))
+            _fulfilment.record(seconds, (self._namespace, endpoint, pool))
+            _attempts.record(attempts, (self._namespace, endpoint, pool))
 
     def answered(self, endpoint: str, pool: str, seconds: float) -> None:
         """`finished` after one attempt and without an error. Call it only while `metrics_enabled`."""
         times = self._times.get((endpoint, pool))
         if times is None:
             self._served.add(endpoint)
-            times = self._times[endpoint, pool] = _fulfilment.of((endpoint, pool)), _attempts.of((endpoint, pool))
+            key = self._namespace, endpoint, pool
+            times = self._times[endpoint, pool] = _fulfilment.of(key), _attempts.of(key)
         fulfilment, attempts = times
         fulfilment.add(seconds)
         attempts.add(1)
@@ -171,20 +177,21 @@ class RouterMetrics:
         return f"RouterMetrics({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
 
-def waiting_calls() -> list[tuple[str, float]]:
-    """By pool: requests that wait in this process's routers. May be called from any thread."""
-    return [(pool, float(number)) for (pool,), number in _queue_size.total()]
+def waiting_calls() -> list[tuple[tuple[str, str], float]]:
+    """By namespace and pool: requests that wait in this process's routers. May be called from any thread."""
+    return [((namespace, pool), float(number)) for (namespace, pool), number in _queue_size.total()]
 
 
 _workers: weakref.WeakSet[WorkerMetrics] = weakref.WeakSet()
 
 
-def busy_slots() -> list[tuple[str, float]]:
-    """By pool: slots that run or are reserved on this process's workers. May be called from any thread."""
-    busy: dict[str, float] = {}
+def busy_slots() -> list[tuple[tuple[str, str], float]]:
+    """By namespace and pool: slots that run or are reserved on this process's workers. May be called from any
+    thread."""
+    busy: dict[tuple[str, str], float] = {}
     for metrics in list(_workers):
-        load = metrics.load()
-        busy[metrics.pool] = busy.get(metrics.pool, 0.0) + load.running + load.reserved
+        load, key = metrics.load(), (metrics.namespace, metrics.pool)
+        busy[key] = busy.get(key, 0.0) + load.running + load.reserved
     return list(busy.items())
 
 
@@ -193,7 +200,7 @@ def _loads(place: int) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
         found: list[tuple[tuple[str, ...], float]] = []
         for metrics in list(_workers):
             try:
-                found.append(((metrics.pool, metrics.worker), metrics.load()[place]))
+                found.append(((metrics.namespace, metrics.pool, metrics.worker), metrics.load()[place]))
             except Exception:  # a worker that is being closed must not hide the others
                 _log.exception("load cannot be read", extra={"action": "metrics.load", "worker": metrics.worker})
         return found
@@ -215,19 +222,20 @@ _task_time = histogram("gangline.worker.task_time", "s", "Execution time", (*_WO
 class WorkerMetrics:
     """The metrics of one worker. Called only from its event loop."""
 
-    def __init__(self, pool: str, worker: str, load: Callable[[], Load]) -> None:
+    def __init__(self, namespace: str, pool: str, worker: str, load: Callable[[], Load]) -> None:
         """
         Args:
             load: returns the worker's current slots; called from an exporter's thread, so it must only read.
         """
+        self.namespace = namespace
         self.pool = pool
         self.worker = worker
         self.load = load
-        self._started = _started.of(self)
-        self._finished = _finished.of(self)
-        self._leases = _leases.of(self)
-        self._rejections = _rejections.of(self)
-        self._epochs = _epochs.of(self)
+        self._started = _started.of(self, namespace)
+        self._finished = _finished.of(self, namespace)
+        self._leases = _leases.of(self, namespace)
+        self._rejections = _rejections.of(self, namespace)
+        self._epochs = _epochs.of(self, namespace)
         # Prometheus sees no increase in a counter that begins with 1, so what may never happen begins with 0.
         self._epochs[pool, worker, "frozen"] = 0
         for reason in ("full", "draining", "stale", "expired"):
@@ -262,7 +270,7 @@ class WorkerMetrics:
         """An execution took so long. Call it only while `metrics_enabled`."""
         values = self._times.get(method)
         if values is None:
-            values = self._times[method] = _task_time.of((self.pool, self.worker, method))
+            values = self._times[method] = _task_time.of((self.namespace, self.pool, self.worker, method))
         values.add(seconds)
         if len(values) >= MOST_VALUES:
             values.flush()
@@ -323,10 +331,10 @@ _wait = histogram(
 class WorkerGangMetrics:
     """The metrics of one worker. Called only from its event loop."""
 
-    def __init__(self, pool: str, worker: str) -> None:
-        self._where = (pool, worker)
-        self._events = _events.of(self)
-        self._members = _members.of(self)
+    def __init__(self, namespace: str, pool: str, worker: str) -> None:
+        self._namespace, self._where = namespace, (pool, worker)
+        self._events = _events.of(self, namespace)
+        self._members = _members.of(self, namespace)
 
     def event(self, name: str) -> None:
         """Count one of the events above."""
@@ -339,13 +347,13 @@ class WorkerGangMetrics:
     def waited(self, seconds: float) -> None:
         """A rank has waited for the others."""
         if metrics_enabled():
-            _wait.record(seconds, self._where)
+            _wait.record(seconds, (self._namespace, *self._where))
 
     def torn_down(self, seconds: float) -> None:
         """A teardown is complete and took this long."""
         self.event("stopped")
         if metrics_enabled():
-            _teardown.record(seconds, self._where)
+            _teardown.record(seconds, (self._namespace, *self._where))
 
     def statistics(self) -> dict[str, int]:
         """Counts by event, and the current `members`."""

@@ -33,8 +33,16 @@ EVERY_S: Final = 0.2
 """Time between two scrapes of the demo."""
 FASTER: Final = 600
 """In alerts' tests, a second that a process measures counts as ten minutes."""
-UNPROVOKED: Final = {"CommitsRefused", "HistoryLost", "ScrapeFails", "CredentialsEnd"}
-"""What these need is not here: broken storage, for minutes or 10,000 records; a series of Prometheus's own; a
+UNPROVOKED: Final = {
+    "CommitsRefused",
+    "HistoryLost",
+    "ScrapeFails",
+    "CredentialsEnd",
+    "StreamNearLimit",
+    "ReplicasBehind",
+    "NatsStorageFull",
+}
+"""What these need is not here: broken storage, for minutes or 10,000 records; series of others; a
 certificate. tests/docs/test_dashboards.py has them fire."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]

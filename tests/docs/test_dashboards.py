@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import click
@@ -24,12 +25,38 @@ from ..support.rows import case
 ROOT = Path(__file__).resolve().parents[2]
 made: Any = runpy.run_path(str(ROOT / "docs" / "dashboards.py"))
 KEYWORDS: Final = {"by", "without", "on", "ignoring", "and", "or", "unless", "bool", "offset"}
-FUNCTIONS: Final = {"sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "time", "max_over_time"}
+FUNCTIONS: Final = {
+    "sum",
+    "max",
+    "min",
+    "count",
+    "rate",
+    "increase",
+    "changes",
+    "histogram_quantile",
+    "time",
+    "max_over_time",
+}
 KNOWN: Final = {
     (f"{info.prometheus}_{part}" if part else info.prometheus): {*info.attributes, *(("le",) if part else ())}
     for info in METRICS.values()
     for part in (("bucket", "sum", "count") if info.kind == "histogram" else ("",))
-} | {"up": {"job", "instance"}}
+} | {
+    "up": {"job", "instance"},
+    # Of prometheus-nats-exporter.
+    **dict.fromkeys(
+        (f"jetstream_stream_{name}" for name in ("total_bytes", "limit_bytes", "last_seq")),
+        {"server_name", "cluster", "domain", "account", "stream_name", "is_stream_leader"},
+    ),
+    **dict.fromkeys(
+        (f"gnatsd_varz_jetstream_{name}" for name in ("stats_storage", "config_max_storage")), {"server_id"}
+    ),
+}
+_OF_STREAMS: Final = {"server_name", "cluster", "domain", "account", "stream_name", "is_stream_leader"}
+OF_NATS: Final = {
+    **dict.fromkeys(("total_bytes", "limit_bytes", "last_seq"), _OF_STREAMS),
+}
+"""Some of what prometheus-nats-exporter exports, and its labels."""
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -77,6 +104,16 @@ def test_an_expression_names_metrics_and_labels_that_are_exported():
                 # Both sides of a division have the labels by which they are grouped.
                 assert labels - {"source", "obstacle"} <= KNOWN[name], (name, labels)
             assert labels <= set.union(*(KNOWN[name] for name in names))
+
+
+def test_an_expression_keeps_namespaces_apart():
+    """Two of the same name are often scraped by one Prometheus: staging and production."""
+    for where, expression in ALL:
+        groups = re.findall(r"\b(?:by|on) \(([^)]*)\)", expression)
+        if "gangline_" in expression:
+            assert all("namespace" in group for group in groups), (where, expression)
+    for info in METRICS.values():
+        assert "namespace" in info.attributes or info.name == "gangline.connection.credentials_end", info.name
 
 
 def test_an_expression_with_an_unknown_metric_or_label_would_be_noticed():
@@ -145,13 +182,28 @@ def firing(alert: Any) -> dict[str, Any]:
     return {"interval": "1m", "input_series": series, "promql_expr_test": [rule]}
 
 
+BESIDE: Final = [
+    (f"gangline_worker_slots_{kind}{{namespace='{namespace}', pool='images', worker='w1'}}", f"{slots}x60")
+    for namespace, *uses in (("full", 4, 0, 4), ("idle", 0, 0, 4))
+    for kind, slots in zip(("running", "reserved", "total"), uses, strict=True)
+]
+"""Two namespaces with a pool of the same name."""
+
+
+def firing_in_one_namespace() -> dict[str, Any]:
+    found = firing(SimpleNamespace(name="PoolFull", fires=BESIDE))
+    expression = 'count by (namespace) (ALERTS{alertname="PoolFull", alertstate="firing"})'
+    sample = {"labels": '{namespace="full"}', "value": 1}
+    return {**found, "promql_expr_test": [{"expr": expression, "eval_time": "50m", "exp_samples": [sample]}]}
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not PROMTOOL, reason=GET_PROMTOOL)
 def test_each_alert_fires_by_promtool(tmp_path):
     tests = {
         "rule_files": [str(made["RULES"])],
         "evaluation_interval": "1m",
-        "tests": [firing(alert) for alert in made["ALERTS"]],
+        "tests": [*(firing(alert) for alert in made["ALERTS"]), firing_in_one_namespace()],
     }
     path = tmp_path / "alerts.yaml"
     path.write_text(yaml.safe_dump(tests))

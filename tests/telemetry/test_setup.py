@@ -20,7 +20,7 @@ import sys, urllib.request
 from gangline.telemetry.metrics.router_and_worker import RouterMetrics
 from gangline.telemetry.setup import configure
 from gangline.telemetry.tracing import tracer
-metrics = RouterMetrics()
+metrics = RouterMetrics("n")
 metrics.request("images", "images")
 end = configure("gangline-test")
 with tracer.span("work"):

@@ -185,7 +185,7 @@ class GangServer:
         self._began: dict[LeavingMember, float] = {}
         self._spans: dict[str, Span] = {}
         """Of active members, by token."""
-        self.metrics = WorkerGangMetrics(driver.worker.pool, driver.worker.worker)
+        self.metrics = WorkerGangMetrics(names.namespace, driver.worker.pool, driver.worker.worker)
         self.reports = FailureReporter(bus, names, driver.worker, log=log)
         self.seats = MemberTasks(self._core, bus, names, fail=self._fail, waited=self.metrics.waited)
         self.hooks = GangLifecycleHooks(

@@ -104,8 +104,8 @@ async def test_what_is_not_sampled_stays_on_the_fast_path_with_its_trace(monkeyp
     assert theirs.split("-")[1] == ours.split("-")[1]
     assert all(of.endswith(("-00", "-02")) for of in (*seen, ours, theirs))
     assert exporter.get_finished_spans() == ()
-    assert read("gangline.router.fulfilment_time")["quiet", "quiet"] == 6
-    assert read("gangline.router.attempts")["quiet", "quiet"] == 6
+    assert read("gangline.router.fulfilment_time")["quiet", rig.names.namespace, "quiet"] == 6
+    assert read("gangline.router.attempts")["quiet", rig.names.namespace, "quiet"] == 6
     assert sum(read("gangline.worker.task_time").values()) >= 6
 
 
@@ -146,10 +146,10 @@ async def test_requests_errors_attempts_and_time_are_counted(read: Read, rig: Ri
         await rig.client.call("counted.echo")
     with pytest.raises(UnknownMethod):
         await rig.client.call("counted.nope")
-    assert read("gangline.router.requests")["counted", "counted"] == 4
-    assert read("gangline.router.errors")["unknown_method", "counted", "counted"] == 1
-    assert read("gangline.router.attempts")["counted", "counted"] == 4
-    assert read("gangline.router.fulfilment_time")["counted", "counted"] == 4
+    assert read("gangline.router.requests")["counted", rig.names.namespace, "counted"] == 4
+    assert read("gangline.router.errors")["unknown_method", "counted", rig.names.namespace, "counted"] == 1
+    assert read("gangline.router.attempts")["counted", rig.names.namespace, "counted"] == 4
+    assert read("gangline.router.fulfilment_time")["counted", rig.names.namespace, "counted"] == 4
 
 
 async def test_queue_size_and_reserved_slots_go_up_and_come_back(read: Read, rig: Rig) -> None:
@@ -157,8 +157,8 @@ async def test_queue_size_and_reserved_slots_go_up_and_come_back(read: Read, rig
 
     def now() -> tuple[float, float]:
         return (
-            read("gangline.router.queue_size").get(("queued",), 0),
-            read("gangline.router.reserved_slots").get(("queued",), 0),
+            read("gangline.router.queue_size").get((rig.names.namespace, "queued"), 0),
+            read("gangline.router.reserved_slots").get((rig.names.namespace, "queued"), 0),
         )
 
     async with rig.client.lease("queued", slots=2):
@@ -188,7 +188,7 @@ async def test_waits_after_a_refusal_are_counted(read: Read, rig: Rig) -> None:
     worker.load = Load(2, 0, 2)
     with pytest.raises((Saturated, DeadlineExceeded)):  # the last pause may end in the last millisecond
         await rig.client.options(timeout_s=2).call("backed.echo")
-    assert read("gangline.router.backoffs")["backed",] >= 5
+    assert read("gangline.router.backoffs")[rig.names.namespace, "backed"] >= 5
 
 
 async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemorySpanExporter, rig: Rig) -> None:
@@ -196,8 +196,8 @@ async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemo
     async with rig.client.lease("leased") as lease:
         for _ in range(3):
             await lease.call("echo")
-    assert read("gangline.router.requests")["leased", "leased"] == 3
-    assert read("gangline.router.attempts")["leased", "leased"] == 3
+    assert read("gangline.router.requests")["leased", rig.names.namespace, "leased"] == 3
+    assert read("gangline.router.attempts")["leased", rig.names.namespace, "leased"] == 3
     names = [span.name for span in spans.get_finished_spans()]
     assert names.count("gangline.call leased.echo") == 3
     traced = [frame[7] for frame in rig.workers[0].heard_of(RequestOp.TASK)]

@@ -38,18 +38,18 @@ leader = CoordinatorMetrics("n", lambda: {"queued": 1, "oldest_s": 2.0, "formed"
 leader.queued = Queued((Waiting("p", "slots", 1, 4),), (("p", 2),))
 leader.committed("form"); leader.not_committed("form", "refused"); leader.restarted("r", "restart"); leader.ended("r")
 leader.formed(1.0); leader.torn_down(1.0)
-worker = WorkerMetrics("p", "w", lambda: Load(1, 2, 8, 0))
+worker = WorkerMetrics("n", "p", "w", lambda: Load(1, 2, 8, 0))
 worker.started("m"); worker.finished("m", 0.1, "ok"); worker.leases(1, 1, 1); worker.rejected("full")
 worker.epoch("frozen")
-gangs = WorkerGangMetrics("p", "w"); gangs.event("held"); gangs.members(1); gangs.torn_down(1.0); gangs.waited(1.0)
-router = RouterMetrics()
+gangs = WorkerGangMetrics("n", "p", "w"); gangs.event("held"); gangs.members(1); gangs.torn_down(1.0); gangs.waited(1.0)
+router = RouterMetrics("n")
 router.request("e", "p"); router.finished("e", "p", 0.1, 1, "timeout"); router.queued("p", 3); router.reserved("p", 1)
 router.backoff("p"); router.held_back("e", 1); router.shadow("e", "p", "sent")
-durable = DurableMetrics(); durable.levels = (QueueLevels("e", 1, 1, 1, 5.0, {"slots": 2}),)
+durable = DurableMetrics("n"); durable.levels = (QueueLevels("e", 1, 1, 1, 5.0, {"slots": 2}),)
 durable.started("e", "p", 1.0); durable.done("e"); durable.cancelled("e"); durable.dead("e", "failed")
 durable.retried("e", "code"); durable.taken("e"); durable.recovered("e", 1.0); durable.wanted("e", "p", 5)
 credentials_used("certificate", Path(CERTIFICATE))
-history_records.of(durable)["worker", "written"] += 1
+history_records.of(durable, "n")["worker", "written"] += 1
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 found = {}
@@ -104,9 +104,10 @@ def test_gangs_that_can_never_fit_want_no_slots():
 
     leader = CoordinatorMetrics("n", dict, term=7)
     leader.queued = Queued((Waiting("never", "impossible", 1, 400), Waiting("soon", "order", 2, 6)))
-    assert ("soon", 6.0) in wanted_by_gangs() and "never" not in dict(wanted_by_gangs())
+    wanted = dict(wanted_by_gangs())
+    assert wanted["n", "soon"] == 6.0 and ("n", "never") not in wanted
     leader.close()
-    assert "soon" not in dict(wanted_by_gangs())
+    assert ("n", "soon") not in dict(wanted_by_gangs())
 
 
 pool = Pool("images", slots=4)

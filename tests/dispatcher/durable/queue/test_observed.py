@@ -43,18 +43,18 @@ async def test_numbers_tell_what_became_of_tasks(read: Callable[[str], Reading])
         running = await site.submit("square", {"x": 1, "seconds": 30})
         await site.submit("square", {"x": 1})
         await asyncio.sleep(5)
-        queue = ("numbers",)
+        queue = ("numbers", site.names.namespace)
         assert read("gangline.queue.depth")[queue] == 2 and read("gangline.queue.running")[queue] == 1
         assert 3 < read("gangline.queue.oldest")[queue] < 6
         pending = read("gangline.queue.pending")  # of other tests' queues, too
-        assert {key: count for key, count in pending.items() if key[0] == "numbers"} == {("numbers", "slots"): 1}
+        assert {key: count for key, count in pending.items() if key[0] == "numbers"} == {(*queue, "slots"): 1}
         await site.eventually(lambda: site.cancel(running))
         await site.empty()
-        assert read("gangline.queue.started")["numbers", "numbers"] == 5
+        assert read("gangline.queue.started")[*queue, "numbers"] == 5
         assert read("gangline.queue.done")[queue] == 2 and read("gangline.queue.cancelled")[queue] == 1
-        assert read("gangline.queue.dead")["numbers", "failed"] == 1
-        assert read("gangline.queue.dead")["numbers", "malformed"] == 1
-        assert read("gangline.queue.retried")["task_failed", "numbers"] == 1
+        assert read("gangline.queue.dead")[*queue, "failed"] == 1
+        assert read("gangline.queue.dead")[*queue, "malformed"] == 1
+        assert read("gangline.queue.retried")["task_failed", *queue] == 1
         assert read("gangline.queue.takeovers")[queue] == 1
         assert node.dispatcher.metrics.statistics()["dead"] == 2
 
@@ -68,7 +68,7 @@ async def test_delayed_tasks_and_schedules_are_counted(read: Callable[[str], Rea
         await site.submit("square", {"x": 1}, Gangline_Cron="@yearly")
 
         def delayed() -> float:
-            return read("gangline.queue.pending").get(("later", "schedule"), 0)
+            return read("gangline.queue.pending").get(("later", site.names.namespace, "schedule"), 0)
 
         await asyncio.sleep(10)
         assert delayed() == 0, "they are counted every 20 s"

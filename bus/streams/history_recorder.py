@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ...runtime.clock import Environment
 from ...runtime.timers import Backoff
-from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings, MalformedMessage
+from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings
 from ...schemas.limits import WIRE_VERSION
 from ...schemas.names import Names
 from ...schemas.records.history import HistoryKind
@@ -26,7 +26,16 @@ from ...schemas.text import parse_duration
 from ...schemas.wire import codec, headers
 from ...telemetry.logs import Log
 from ...telemetry.metrics.catalogue import history_records
-from ..port.bus import MEBIBYTE, BucketSettings, Bus, NoResponders, Storage, StreamSettings, bytes_from
+from ..port.bus import (
+    MEBIBYTE,
+    BucketSettings,
+    Bus,
+    NoResponders,
+    Storage,
+    StorageUnavailable,
+    StreamSettings,
+    bytes_from,
+)
 
 FLUSH_S: Final = 1.0
 """How long records are collected."""
@@ -326,8 +335,12 @@ class HistoryRecorder:
             await stream.publish(self._subject, body, headers=fields, timeout_s=_TIMEOUT_S)
         else:
             told = codec.from_json(answer.data)
-            if not isinstance(told, dict) or "error" in told or "stream" not in told:
-                raise MalformedMessage(f"storage refused the history: {told}")
+            error = told.get("error") if isinstance(told, dict) else None
+            if isinstance(error, dict):
+                why = error.get("description") or f"error {error.get('code')}"
+                raise StorageUnavailable(f"storage refuses it: {why}", may_have_started=False)
+            if not isinstance(told, dict) or "stream" not in told:
+                raise StorageUnavailable(f"something other than JetStream answers on {self._subject}")
         self._written += len(batch)
         self._counts[self._role, "written"] += len(batch)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import Bus, Storage
+from gangline.bus.port.bus import Bus, Message, Storage
 from gangline.bus.streams import history_recorder
 from gangline.bus.streams.history_recorder import (
     BATCH,
@@ -189,6 +189,30 @@ async def test_a_worker_that_stays_says_once_who_would_keep_its_history(bus, cap
         await recorder.close()
     assert actions(caplog) == [("INFO", "history.retry")]
     assert "a coordinator or dispatcher creates one" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            b'{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"},"stream":"H","seq":0}',
+            "the history is not written: storage refuses it: maximum bytes exceeded",
+        ),
+        (
+            b"[1]",
+            "the history is not written: something other than JetStream answers on gangline-history.worker.images.w1",
+        ),
+    ],
+)
+async def test_why_storage_refuses_the_history_is_logged_in_words(bus, caplog, monkeypatch, recorder, answer, told):
+    async def request(_subject: str, _data: bytes = b"", **_others: Any) -> Any:
+        return Message(subject="", data=answer)
+
+    monkeypatch.setattr(bus, "request", request)
+    with caplog.at_level("INFO", "gangline.test"):
+        recorder.record(KIND)
+        await asyncio.sleep(5)
+    assert [record.getMessage() for record in caplog.records if record.name == "gangline.test"] == [told]
 
 
 async def test_last_records_that_are_lost_are_logged_as_lost_and_not_as_retried(bus, caplog, monkeypatch, recorder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 
@@ -12,7 +13,8 @@ from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import gangline
 from gangline.cli.console.options import ConnectionOptions
-from gangline.console.guard import Sessions
+from gangline.console import stream
+from gangline.console.guard import SESSION_S, Sessions
 from gangline.console.settings import Auth, ConsoleSettings
 from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import InvalidSettings
@@ -21,8 +23,8 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
-from ..waiting import until
-from .conftest import ServedConsole, Visitor
+from ..waiting import PATIENCE_S, until
+from .conftest import ServedConsole, Visitor, event
 
 pytestmark = pytest.mark.server
 
@@ -131,6 +133,38 @@ def test_sessions_are_bounded_and_links_are_unguessable():
         assert sessions.sign_in(links[-1])
     assert first not in sessions
     assert len(set(links)) == len(links) and min(map(len, links)) >= 40
+
+
+def test_a_session_ends_by_itself_or_when_its_user_signs_out():
+    links: list[str] = []
+    now = 0.0
+    sessions = Sessions(links.append, clock=lambda: now)
+    sessions.new_link()
+    first, second = sessions.sign_in(links[-1]), sessions.sign_in(links[-1])
+    assert first is not None and second is not None
+    sessions.sign_out(first)
+    assert first not in sessions and second in sessions
+    now = SESSION_S - 1.0
+    assert second in sessions
+    now = float(SESSION_S)
+    assert second not in sessions
+
+
+async def test_who_signs_out_sees_nothing_more_not_even_the_stream_that_is_open(served, options, monkeypatch):
+    monkeypatch.setattr(stream, "PING_S", 0.05)
+    async with served.open(options) as visitor:
+        cookie = (await visitor.sign_in(served.link())).fields["set-cookie"]
+        assert f"Max-Age={SESSION_S}" in cookie and (await visitor.get("/api/meta")).json["signs_out"] is True
+        async with visitor.stream() as events:
+            await event(events)
+            elsewhere = await visitor.ask("POST", "/api/sign-out", {}, content_type="application/json")
+            assert elsewhere.status == 403, "not from a page of the console"
+            own = {"content_type": "application/json", "sec_fetch_site": "same-origin"}
+            answer = await visitor.ask("POST", "/api/sign-out", {}, **own)
+            assert answer.status == 204 and "Max-Age=0" in answer.fields["set-cookie"]
+            async with asyncio.timeout(PATIENCE_S):
+                await events.read()  # to its end
+        assert (await visitor.get("/api/board")).status == 401
 
 
 async def test_a_user_is_believed_only_if_a_trusted_proxy_names_it(served, options):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -138,6 +138,7 @@ class Console:
             {
                 "namespace": self._names.namespace,
                 "user": request.state.user,
+                "signs_out": bool(request.state.session),
                 "actions": sorted(self.settings.actions) if self._actions is not None else [],
                 "payloads": self.settings.show_payloads,
                 "connected": feed.connected,
@@ -154,7 +155,8 @@ class Console:
 
         assert self._stream is not None, "entered"
         last = request.headers.get("last-event-id") or request.query_params.get("after") or ""
-        return StreamingResponse(self._stream.events(last), media_type="text/event-stream", headers=_LIVE)
+        events = _while(request.state.signed_in, self._stream.events(last))
+        return StreamingResponse(events, media_type="text/event-stream", headers=_LIVE)
 
     async def _read(self, request: Request) -> Response:
         assert self._reads is not None, "entered"
@@ -177,6 +179,15 @@ class Console:
 
 
 _LIVE: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+async def _while(holds: Callable[[], bool], events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events until it does not hold any more; a ping comes at least every few seconds."""
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if not holds():
+                return
+            yield event
 
 
 def _json(body: object, status: int = 200) -> Response:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_SESSIONS: Final = 1000
+SESSION_S: Final = 12 * 3600
+"""How long after it has signed in a browser must sign in again."""
+SIGN_OUT: Final = "/api/sign-out"
 MOST_BODY_BYTES: Final = 1024 * 1024
 
 HEADERS: Final = (
@@ -45,16 +49,21 @@ terminal then prints the next one.</p></main></body></html>"""
 
 
 class Sessions:
-    """Who has signed in. Nothing is stored, so a restart signs everybody out.
+    """Who has signed in, for SESSION_S or until they sign out. Nothing is stored, so a restart signs everybody out.
 
     Args:
         on_link: told the token of each new sign-in link.
+        clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, on_link: Callable[[str], None] = lambda token: None) -> None:
+    def __init__(
+        self, on_link: Callable[[str], None] = lambda token: None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._on_link = on_link
+        self._clock = clock
         self._link = ""
-        self._open: dict[str, None] = {}
+        self._ends: dict[str, float] = {}
+        """When each session ends; the oldest first."""
 
     def new_link(self) -> str:
         """Make a token for one sign-in; the previous one becomes invalid."""
@@ -67,14 +76,18 @@ class Sessions:
         if not self._link or not hmac.compare_digest(self._link.encode(), token.encode()):
             return None
         session = secrets.token_urlsafe(32)
-        self._open[session] = None
-        while len(self._open) > MOST_SESSIONS:
-            del self._open[next(iter(self._open))]
+        self._ends[session] = self._clock() + SESSION_S
+        while len(self._ends) > MOST_SESSIONS:
+            del self._ends[next(iter(self._ends))]
         self.new_link()
         return session
 
     def __contains__(self, session: str) -> bool:
-        return session in self._open
+        return self._clock() < self._ends.get(session, float("-inf"))
+
+    def sign_out(self, session: str) -> None:
+        """End a session."""
+        self._ends.pop(session, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +136,14 @@ class Guard:
             if (session := self._signs_in(scope)) is not None:
                 await self._welcome(scope, guarded, session)
                 return
-            scope.setdefault("state", {})["user"] = self._user(scope, fields)
+            user, session = self._user(scope, fields)
+            if session and _path(scope) == SIGN_OUT and scope["method"] == "POST":
+                self._sessions.sign_out(session)
+                await self._part(scope, guarded)
+                return
+            scope.setdefault("state", {}).update(
+                user=user, session=session, signed_in=lambda: not session or session in self._sessions
+            )
         except RequestRefused as refused:
             await _answer(guarded, refused.status, refused.text, html=refused.status == 401)
             return
@@ -175,19 +195,25 @@ class Guard:
         return session
 
     async def _welcome(self, scope: Scope, send: Send, session: str) -> None:
-        root = self._settings.root_path
-        secure = "; Secure" if scope.get("scheme") == "https" else ""
-        cookie = f"{self._cookie(scope)}={session}; Path={root or '/'}; HttpOnly; SameSite=Strict{secure}"
-        fields = [(b"location", f"{root}/".encode()), (b"set-cookie", cookie.encode())]
+        fields = [(b"location", f"{self._settings.root_path}/".encode()), self._set_cookie(scope, session, SESSION_S)]
         await send({"type": "http.response.start", "status": 303, "headers": fields})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _part(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": [self._set_cookie(scope, "", 0)]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _set_cookie(self, scope: Scope, session: str, life_s: int) -> tuple[bytes, bytes]:
+        secure = "; Secure" if scope.get("scheme") == "https" else ""
+        where = f"Path={self._settings.root_path or '/'}; Max-Age={life_s}; HttpOnly; SameSite=Strict{secure}"
+        return b"set-cookie", f"{self._cookie(scope)}={session}; {where}".encode()
 
     def _cookie(self, scope: Scope) -> str:
         """Cookies are shared by all ports of a host, so the name has the port."""
         return f"gangline_console_{(scope.get('server') or ('', 0))[1]}"
 
-    def _user(self, scope: Scope, fields: Mapping[str, str]) -> str:
-        """Who asks.
+    def _user(self, scope: Scope, fields: Mapping[str, str]) -> tuple[str, str]:
+        """Who asks, and in which session; a proxy has sessions of its own.
 
         Raises:
             RequestRefused: nobody who has signed in.
@@ -197,16 +223,16 @@ class Guard:
             user = fields.get(self._settings.user_header, "")
             if not user or not self._trusts(peer):
                 raise RequestRefused(403, "open the console through its proxy, which must name the user")
-            return user[:200]
+            return user[:200], ""
         if _path(scope).startswith("/static/") and scope["method"] in ("GET", "HEAD"):
-            return ""  # the page that says how to sign in needs them; they are the same for everybody
+            return "", ""  # the page that says how to sign in needs them; they are the same for everybody
         try:
             cookie = SimpleCookie(fields.get("cookie", "")).get(self._cookie(scope))
         except CookieError:
             cookie = None
         if cookie is None or cookie.value not in self._sessions:
             raise RequestRefused(401, _SIGN_IN.format(root=self._settings.root_path))
-        return "console"
+        return "console", cookie.value
 
     def _trusts(self, peer: str) -> bool:
         try:

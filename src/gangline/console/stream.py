@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from pydantic_core import to_json
@@ -83,7 +83,7 @@ class DeltaStream:
             self._snapshot = revision, self._event(self._feed.board.snapshot())
         return self._snapshot[1]
 
-    async def events(self, last_id: str = "") -> AsyncIterator[bytes]:
+    async def events(self, last_id: str = "") -> AsyncGenerator[bytes, None]:
         """The events for one browser.
 
         Args:

@@ -1,6 +1,6 @@
 // The frame of the console: header, navigation, and the page that the address names.
 import { render } from './vendor/htm-preact.js';
-import { board, live, meta, start, totals } from './store.js';
+import { board, live, meta, signOut, start, totals } from './store.js';
 import { ActionDialog, Empty, clock, html, number, repaint, useBoard, useEffect, useState } from './ui.js';
 import { AllLeases, OneLease, OneWorker, Pools, Slots, Waits } from './slots.js';
 import { Dead, Events, Gangs, History, Jobs, Queues, Routes, Schedules, Sets, System } from './work.js';
@@ -50,6 +50,7 @@ function Head() {
     <span class="leader ${leaders.length && !leading.length ? 'bad' : ''}">${leading.length ? `leader since ${leading.map((row) => since(row.since)).join(', ')}` : leaders.length ? 'no leader' : 'no coordinator'}</span>
     <span class="live ${state === 'live' ? '' : 'off'}"><i />${state}</span>
     <${Theme} />
+    ${meta.signs_out ? html`<button class="quiet" onClick=${signOut}>sign out</button>` : ''}
   </header>`;
 }
 

@@ -5,7 +5,7 @@ export const TABLES = ['pools', 'workers', 'slots', 'gone', 'leases', 'gangs', '
 export const board = Object.fromEntries(TABLES.map((table) => [table, {}]));
 export const live = { state: 'connecting', revision: 0, nats: true, loaded: false, at: 0, natsAt: 0 };
 const SILENT_MS = 25_000; // The console sends something every ten seconds.
-export const meta = { namespace: '', actions: [], payloads: false, user: '', server: '', version: '' };
+export const meta = { namespace: '', actions: [], payloads: false, user: '', signs_out: false, server: '', version: '' };
 
 const listeners = new Set();
 let scheduled = false;
@@ -159,6 +159,11 @@ export async function act(action, body) {
       body: JSON.stringify(body),
     }),
   );
+}
+
+export async function signOut() {
+  await fetch(`${root}/api/sign-out`, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: '{}' });
+  location.reload();
 }
 
 async function read(answer) {

@@ -162,7 +162,8 @@ class Leadership:
                 await self._sets.start(reading.raw_sets)
                 break
             except GanglineError as error:
-                self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
+                if context.lines.admit("sets") is not None:
+                    self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
                 await asyncio.sleep(_RETRY_S)
         await self._serve()
         if context.shell.disconnects:
@@ -171,10 +172,12 @@ class Leadership:
         await self._heard_by_the_server()
         self._tasks.start(self._sweep())
         self._tasks.start(self._measure())
-        self._log.info(
-            "leads: %s, %s", count_of(len(self.core.gangs()), "gang"), count_of(len(context.worker_registry), "worker"),
-            extra={"action": "coordinator.leads"},
-        )  # fmt: skip
+        if context.lines.admit("leads") is not None:
+            gangs, workers = len(self.core.gangs()), len(context.worker_registry)
+            self._log.info(
+                "leads: %s, %s", count_of(gangs, "gang"), count_of(workers, "worker"),
+                extra={"action": "coordinator.leads"},
+            )  # fmt: skip
         self._on_ready()
 
     async def _complete(self, restore: Callable[[], Awaitable[None]]) -> None:
@@ -193,7 +196,8 @@ class Leadership:
                 )
                 return
             except GanglineError as error:
-                self._log.info("the ledger is not complete yet: %s", error, extra={"action": "ledger.not_restored"})
+                if context.lines.admit("complete") is not None:
+                    self._log.info("the ledger is not complete yet: %s", error, extra={"action": "ledger.not_restored"})
                 await asyncio.sleep(_RETRY_S)
 
     async def _write_back(self) -> None:

@@ -21,7 +21,7 @@ from ..schemas.errors.base import MalformedMessage, ShardConflict, Unavailable
 from ..schemas.names import GangOperation, Names
 from ..schemas.records.history import HistoryKind
 from ..schemas.wire.codec import from_json
-from ..telemetry.logs import Log, logger_for
+from ..telemetry.logs import LineLimit, Log, logger_for
 from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
 from .election.leader_record import LeaderKey
@@ -197,6 +197,7 @@ class Coordinator(Service[CoordinatorState]):
             counts=self._counts,
             late=LateRequests(self._bus, self._log),
             log=self._log,
+            lines=LineLimit(lambda: clock.now, every_s=30.0),
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
         self._comparison = LedgerComparison(self._bus, self.names, kv, self._log)
@@ -250,7 +251,8 @@ class Coordinator(Service[CoordinatorState]):
 
     def _lead(self, number: int) -> None:
         assert self._context is not None and self.term is None
-        self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
+        if self._context.lines.admit("elected") is not None:
+            self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
         self._recorded(HistoryKind.LEADER_ELECTED, number)
         self.term = Leadership(self._context, number=number, on_ready=self._ready)
         self.term.begin()

@@ -30,7 +30,7 @@ from ...schemas.messages.gangs import (
 from ...schemas.messages.operations import LoadReply
 from ...schemas.names import Names, Operation, WorkerId, public_id
 from ...schemas.wire.frames import Load, LoadFlag
-from ...telemetry.logs import Log
+from ...telemetry.logs import LineLimit, Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics
 from ..core.gang_core import SchedulerCore
 from ..election.elector import Elector
@@ -358,6 +358,8 @@ class CoordinatorContext:
     """Requests and errors by operation."""
     late: LateRequests
     log: Log
+    lines: LineLimit
+    """Of the lines that each change of the leadership writes: it may change several times a second."""
 
 
 _GRAIN_S: Final = 0.001
@@ -461,7 +463,8 @@ class GangEffectExecutor:
         self.writer.commit(effect)
 
     def _stop(self, effect: do.StepDown) -> None:
-        self._log.info("no longer leads: %s", effect.reason, extra={"action": "coordinator.yields"})
+        if self._context.lines.admit("yields") is not None:
+            self._log.info("no longer leads: %s", effect.reason, extra={"action": "coordinator.yields"})
 
     def _wake_at(self, at: float | None) -> None:
         if self._timer is not None:

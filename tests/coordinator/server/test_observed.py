@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 
 import pytest
 from opentelemetry import trace
@@ -12,10 +13,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gangline.coordinator.service import CoordinatorState
 from gangline.schemas.errors.base import GangImpossible
 from gangline.telemetry.tracing import tracer
 
 from ...otel import memory_reader, reading_of
+from ...waiting import until
 
 
 @pytest.fixture
@@ -155,6 +158,20 @@ async def test_log_lines_have_an_action_and_the_ids(system, caplog):
     assert (restarting.gang, restarting.generation, restarting.rank) == (gang["id"], 2, 1)
     assert restarting.term == lines["coordinator.elected"].term
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_leadership_that_changes_again_and_again_does_not_flood_the_log(system, caplog):
+    caplog.set_level(logging.INFO, "gangline")
+    coordinator = await system.lead()
+    first = coordinator.statistics().term
+    for _ in range(25):
+        coordinator._context.elector.deposed()
+        await until(lambda: coordinator.state is CoordinatorState.STANDBY)
+        await coordinator.wait_leading()
+    assert coordinator.statistics().term >= first + 25
+    lines = Counter(record.action for record in caplog.records if record.name == "gangline.coordinator")
+    assert {action: count for action, count in lines.items() if count > 15} == {}
+    assert min(lines[f"coordinator.{what}"] for what in ("elected", "leads", "yields")) >= 10
 
 
 async def test_a_traceparent_that_cannot_be_one_is_ignored(system, caplog):

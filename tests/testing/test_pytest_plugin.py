@@ -170,7 +170,7 @@ async def test_a_killed_worker(gangline_cluster, gangline_client):
     await gangline_cluster.kill("words.w1")
     assert set(gangline_cluster.workers) == {{"words.w2"}}
     for _ in range(4):
-        assert await gangline_client.call(where) == "w2"
+        assert await gangline_client.call(where) == "words.w2"
     await gangline_cluster.kill("words.w1")
     with pytest.raises(gangline.errors.InvalidRequest, match="there is no process 'words.w9'"):
         await gangline_cluster.kill("words.w9")

@@ -33,7 +33,7 @@ class TaskContext:
 
     Attributes:
         id: the request's id, for logs; unique together with its sender.
-        pool, worker, method: what runs, and where.
+        pool, worker, method: what runs, and where; the worker as operators name it, `<pool>.<worker>`.
         token: the public id of the lease that it runs on; None for a call without one.
         epoch: the worker's epoch when this started.
         fence: a fencing token: a number that only grows, so that resources can refuse outdated processes. 0 without a
@@ -293,7 +293,11 @@ def add_task_ids(record: logging.LogRecord) -> bool:
     """A logging filter that adds the task and its worker to each record that a task's code logs. Keeps all records."""
     under = UNDER.get()
     if isinstance(under, TaskContext):
-        facts: dict[str, object] = {"pool": under.pool, "worker": under.worker, "method": under.method}
+        facts: dict[str, object] = {
+            "pool": under.pool,
+            "worker": under.worker.partition(".")[2],
+            "method": under.method,
+        }
         facts["task_id"] = under.id
         if under.job is not None:
             facts |= {"job": under.job, "attempt": under.attempt}

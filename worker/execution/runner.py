@@ -136,7 +136,7 @@ class RunContext(TaskContext):
         record, worker, meta = self._record, self._driver.worker, self._meta or {}
         attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
         self.id = unique(record)
-        self.pool, self.worker, self.method = worker.pool, worker.worker, self._method
+        self.pool, self.worker, self.method = worker.pool, str(worker), self._method
         self.epoch, self.fence, self.trace = self._epoch, record.fence, self._trace
         self.token = None if self._token is None else public_id(self._token)
         self.attempt = attempt if type(attempt) is int and attempt > 0 else 1

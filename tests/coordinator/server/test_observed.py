@@ -164,11 +164,11 @@ async def test_a_leadership_that_changes_again_and_again_does_not_flood_the_log(
     caplog.set_level(logging.INFO, "gangline")
     coordinator = await system.lead()
     first = coordinator.statistics().term
-    for _ in range(25):
+    for _ in range(20):
         coordinator._context.elector.deposed()
         await until(lambda: coordinator.state is CoordinatorState.STANDBY)
         await coordinator.wait_leading()
-    assert coordinator.statistics().term >= first + 25
+    assert coordinator.statistics().term >= first + 20
     lines = Counter(record.action for record in caplog.records if record.name == "gangline.coordinator")
     assert {action: count for action, count in lines.items() if count > 15} == {}
     assert min(lines[f"coordinator.{what}"] for what in ("elected", "leads", "yields")) >= 10

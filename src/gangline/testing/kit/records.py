@@ -341,8 +341,8 @@ def recorded(id: str, *, slots: int = 1) -> Iterator[None]:
         return
     task, number = current_task(), next(_numbers)
     facts = {
-        "worker": task.worker, "epoch": task.epoch, "slots": slots, "token": task.token, "job": task.job,
-        "attempt": task.attempt, "fence": task.fence, "key": task.key,
+        "worker": task.worker.partition(".")[2], "epoch": task.epoch, "slots": slots, "token": task.token,
+        "job": task.job, "attempt": task.attempt, "fence": task.fence, "key": task.key,
     }  # fmt: skip
     if task.in_gang:
         facts |= {"gang": task.gang.id, "generation": task.gang.generation, "rank": task.gang.rank}

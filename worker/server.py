@@ -104,7 +104,7 @@ class WorkerServer:
         self.registrar = self._new_presence(kv, on_lost)
         self.limit_shares = self._new_limit_shares(kv)
         self.gangs = self._new_gangs(kv)
-        self.nats_service = worker_service(place, self.description.registration, self._counts)
+        self.nats_service = worker_service(place, self.description.registration, self._counts, kv)
 
     def _new_books(self) -> CoreDriver:
         place = self._place

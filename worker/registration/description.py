@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...bus.port.bus import Bus
+from ...bus.port.key_value import KeyValue
 from ...bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, package_version, statistics_of
 from ...runtime.clock import Environment
 from ...runtime.timers import NEVER
@@ -223,11 +224,16 @@ SERVICE = "gangline-worker"
 
 
 def worker_service(
-    place: WorkerIdentity, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, Sequence[int]]]
+    place: WorkerIdentity,
+    registration: Callable[[], Registration],
+    counts: Callable[[], Mapping[str, Sequence[int]]],
+    kv: KeyValue,
 ) -> MicroService:
     """Shows one worker. Its endpoints are its operations; FRAMES counts messages, not tasks.
 
-    `counts` returns requests and errors by operation.
+    Args:
+        counts: returns requests and errors by operation.
+        kv: the ledger: `gangline workers` compares when it was created, since a leaf node may have one of its own.
     """
 
     def describe() -> ServiceDescription:
@@ -245,6 +251,8 @@ def worker_service(
                 "slots": str(now.slots),
                 "node": now.node,
                 "zone": now.zone,
+                "ledger": kv.created,
+                "place": place.bus.server_place,
             },
             endpoints=[
                 Endpoint(name=str(operation), subject=place.names.worker(place.worker, operation))

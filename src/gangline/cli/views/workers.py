@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -15,14 +16,15 @@ from rich.text import Text
 from ...board.board_core import Board, Delta, Table
 from ...board.feed import BoardFeed, following, read_board
 from ...board.slots import state_of
-from ...bus.port.bus import ConnectionEvent
+from ...bus.port.bus import ConnectionEvent, Message
 from ...dispatcher.client.client import Client
 from ...dispatcher.client.operations import shared_limits
-from ...schemas.errors.base import Disconnected
+from ...schemas.errors.base import Disconnected, MalformedMessage, Unavailable
 from ...schemas.names import public_id, rate_of
 from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, MethodInfo, Registration
 from ...schemas.schedules import short_cron
 from ...schemas.text import count_of, plain
+from ...schemas.wire.codec import from_json
 from ..console.options import ConnectionOptions
 from ..console.output import Listing, console, duration, echo, slots_bar
 from ..console.session import open_client
@@ -63,6 +65,35 @@ async def read_workers(client: Client, pool: str | None = None) -> list[WorkerRo
     names = client.router.names
     board = await read_board(client, names.registrations_of(pool or "*"), names.alive_of(pool or "*"))
     return worker_rows(board, pool)
+
+
+_ANSWERS_S: Final = 0.5
+
+
+async def read_elsewhere(client: Client, pool: str | None) -> list[str]:
+    """What is wrong with workers that answer and are not in our ledger: at a server with storage of its own, such as a
+    leaf node, there is another one. For those who may ask."""
+    bus, names, ours = client.router.bus, client.router.names, (await client.router.ledger()).created
+    found: dict[str, str] = {}
+
+    def on_answer(message: Message) -> None:
+        with contextlib.suppress(MalformedMessage, TypeError, KeyError, AttributeError):  # another service's answer
+            about = from_json(message.data)["metadata"]
+            if about["namespace"] == names.namespace and pool in (None, about["pool"]) and about["ledger"] != ours:
+                found[f"{about['pool']}.{about['worker']}"] = about["place"]
+
+    try:
+        answers = await bus.subscribe(f"{bus.inbox}.workers", on_answer)
+        bus.publish("$SRV.PING.gangline-worker", reply=f"{bus.inbox}.workers")
+        await asyncio.sleep(_ANSWERS_S)
+        await answers.unsubscribe()
+    except Unavailable:
+        return []
+    return [
+        f"worker {worker} serves at {place}, which has a ledger of its own: connect there to see it, or connect all "
+        "processes to servers of one JetStream domain"
+        for worker, place in sorted(found.items())
+    ]
 
 
 def worker_rows(board: Board, pool: str | None = None) -> list[WorkerRow]:

@@ -51,12 +51,13 @@ def command(connection: ConnectionOptions, pool: str | None, tasks: bool, watch:
 async def _workers(client: Client, pool: str | None) -> Page[WorkerRow]:
     from ....schemas.text import nearest_name
     from ...console.watching import Page
-    from ...views.workers import read_workers
+    from ...views.workers import read_elsewhere, read_workers
 
     rows = await read_workers(client, pool)
     known = [] if rows or pool is None else await read_workers(client)
     near = nearest_name(pool or "", sorted({row.registration.pool for row in known}))
-    return Page(rows, () if near is None else (f"did you mean pool {near!r}?",))
+    notes = () if near is None else (f"did you mean pool {near!r}?",)
+    return Page(rows, notes if rows else (*notes, *await read_elsewhere(client, pool)))
 
 
 async def _tasks(client: Client, pool: str | None) -> Page[TaskRow]:

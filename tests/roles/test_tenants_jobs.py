@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gangline.board.shares import why_job
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, NoResponders, Stream
 from gangline.dispatcher.jobs.submitter import job_of_key
@@ -120,6 +121,18 @@ async def _runs(bus: NatsBus) -> bool:
     except NoResponders:
         return False
     return bool(told.get("state") == "running")
+
+
+async def test_a_tenant_that_asks_what_its_job_waits_for_is_not_told_who_has_the_slots(tenants: Site):
+    """It may not read the ledger. The server refuses that once, and nothing waits for it."""
+    await tenants.everything()
+    client = await tenants.client("web")
+    jobs = [await client.submit("images.wait") for _ in range(9)]
+    await until_read(jobs[7].status, lambda status: status.state == "running")
+    why = await why_job(client, jobs[8])
+    assert [obstacle.kind for obstacle in why.obstacles] == ["slots"] and why == await jobs[8].why()
+    (refused,) = await tenants.refused()
+    assert "STREAM.INFO.KV_GANGLINE_LEDGER" in refused
 
 
 async def test_the_result_of_another_account_is_not_that_of_a_tenants_job(tenants: Site):

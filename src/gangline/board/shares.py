@@ -14,7 +14,6 @@ from ..schemas.names import GangOperation, rate_of
 from ..schemas.records.workers import LimitRecord
 from ..schemas.text import count_of, rate_in_words
 from .board_core import Board
-from .feed import read_board
 from .outlook import slots_in_use
 
 if TYPE_CHECKING:
@@ -55,11 +54,13 @@ async def why_job(client: Client, job: Job[object], board: Board | None = None) 
 
 
 async def _board_of(client: Client, pool: str) -> Board:
-    """The workers of a pool, and who has their slots."""
-    names = client.router.names
-    board = await read_board(
-        client, names.registrations_of(pool), names.alive_of(pool), names.leases_of(pool), names.members_of(pool)
-    )
+    """The workers of a pool, and who has their slots. One pattern after the other: the server notes each that a user
+    may not read, such as a tenant."""
+    names, ledger = client.router.names, await client.router.ledger()
+    board = Board(names.namespace)
+    for keys in (names.registrations_of, names.alive_of, names.leases_of, names.members_of):
+        for entry in await ledger.entries(keys(pool)):
+            board.see_entry(entry.key, entry.value)
     board.take()
     if any(cells.kind == "reserved" for slots in board.slots.values() for cells in slots.cells):
         await _ask_what_is_kept(client, board)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -9,6 +10,9 @@ import sys
 
 import pytest
 
+from gangline.bus.nats_bus import connect
+from gangline.bus.rpc.micro_service import MicroService, ServiceDescription
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.runtime.probes import ask_probe
 
 from ..waiting import PATIENCE_S
@@ -158,3 +162,18 @@ def test_systemd_is_told_when_a_worker_is_ready_alive_and_stopping(commands, tmp
         hear("STOPPING=1")
         assert worker.wait() == 0
     assert heard.index("STATUS=ready") < heard.index("STOPPING=1")
+
+
+async def test_a_process_without_room_to_store_is_not_healthy_also_without_a_port(
+    invoke, nats_url, namespace, monkeypatch
+):
+    bus = await connect(ConnectionSettings.from_url(nats_url), name="full")
+    monkeypatch.setattr(bus, "impairments", lambda: ["no room in the stream GANGLINE_TASKS"])
+    about = ServiceDescription(name="gangline-dispatcher", metadata={"namespace": namespace, "node": "here"})
+    service = MicroService(bus, lambda: about)
+    await service.start()
+    where = ("--server", nats_url, "--namespace", namespace, "--node", "here", "--timeout", "500ms")
+    done = await asyncio.to_thread(invoke, "health", *where)
+    assert done.exit_code == 3
+    assert "gangline-dispatcher is not ready: no room in the stream GANGLINE_TASKS" in done.output
+    await bus.close()

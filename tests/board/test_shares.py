@@ -12,6 +12,7 @@ from gangline.board.outlook import job_outlook
 from gangline.board.reasons import job_sentences
 from gangline.board.shares import limited_in, share_obstacle, slot_obstacles, why_job
 from gangline.schemas.messages.jobs import JobInfo, JobLine, JobWhyReply
+from gangline.schemas.names import public_id
 from gangline.schemas.records.jobs import JobFailure, JobState
 from gangline.schemas.records.workers import (
     LEASE_SLACK_S,
@@ -109,6 +110,26 @@ def test_a_job_is_told_who_has_the_slots_of_its_pool_first_those_that_end_first(
     assert len(list(slot_obstacles(holding(("etl", 2, 50.0), slots=3), wide, NOW))) == 1
     many = holding(*((f"o{number}", 1, 9.0) for number in range(20)), slots=20)
     assert [each.text for each in slot_obstacles(many, line, NOW)][-1] == "12 slots: others"
+
+
+async def test_why_names_the_lease_that_has_slots_also_where_no_coordinator_knows_of_the_other_ones() -> None:
+    pool = Pool("p", slots=2)
+
+    @pool.task
+    async def work() -> None:
+        pass
+
+    running = cluster(pool, workers=1, dispatcher=True)
+    async with running as client, client.lease("p", ttl_s=30.0, ledger="sync"), client.lease("p", ttl_s=30.0) as other:
+        job = await client.submit("p.work")
+        await asyncio.sleep(1.0)
+        ledger = await client.router.ledger()
+        (unseen,) = [
+            entry for entry in await ledger.entries("lease.>") if entry.key.endswith(public_id(other.token)[1:])
+        ]
+        await ledger.delete(unseen.key)  # so that its slot is reserved, and nobody knows for whom
+        texts = [each.text for each in (await why_job(client, job)).obstacles]
+        assert len([text for text in texts if "1 slot of p.w1: lease ~" in text]) == 1, texts
 
 
 async def test_when_says_that_it_is_not_known_how_long_others_keep_the_units() -> None:

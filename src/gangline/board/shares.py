@@ -3,6 +3,7 @@ divide limits among them."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -63,7 +64,8 @@ async def _board_of(client: Client, pool: str) -> Board:
             board.see_entry(entry.key, entry.value)
     board.take()
     if any(cells.kind == "reserved" for slots in board.slots.values() for cells in slots.cells):
-        await _ask_what_is_kept(client, board)
+        with contextlib.suppress(GanglineError):  # no coordinator runs, or this user may not ask
+            await _ask_what_is_kept(client, board)
     return board
 
 

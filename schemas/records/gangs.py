@@ -327,7 +327,7 @@ class GangRecord(Record):
     id: str
     state: GangState
     spec: GangSpec
-    generation: int = 1
+    generation: int = Field(default=1, ge=1)
     """Grows with each change of the membership; messages with an older one are void."""
     seats: tuple[Seat, ...] = ()
     """Seats of this generation; kept during the teardown, so that a new leader knows which members to stop."""
@@ -386,7 +386,7 @@ class MemberRecord(Record):
     absent, nothing is granted."""
 
     gang: str
-    generation: int
+    generation: int = Field(ge=1)
     epoch: int
     seats: tuple[HeldSeat, ...]
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from gangline.schemas.errors.base import GangImpossible, InvalidName, InvalidRequest, NotOwner, error_from_wire
 from gangline.schemas.messages.gangs import AcquireRequest, OwnedRequest
 from gangline.schemas.messages.operations import parse_request
 from gangline.schemas.names import GangOperation, Names, WorkerId
-from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, GangState, Seat
+from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, GangState, MemberRecord, Seat
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 
@@ -104,3 +105,12 @@ def test_gang_subjects_and_keys():
     key = names.member_key(WorkerId("p", "w"), "g")
     assert key == "member.p.w.g"
     assert names.parse_worker_key(key) == WorkerId("p", "w")
+
+
+def test_generations_in_the_ledger_begin_at_one() -> None:
+    gang = {"id": "g", "state": "formed", "spec": {"bundles": [{"pool": "p", "count": 2}], "ttl_s": 15.0}}
+    member = {"gang": "g", "epoch": 7, "seats": [{"rank": 0, "token": "t"}]}
+    for model, document in ((GangRecord, gang), (MemberRecord, member)):
+        model.model_validate({**document, "generation": 1})
+        with pytest.raises(ValidationError, match="generation"):
+            model.model_validate({**document, "generation": 0})

@@ -5,9 +5,11 @@
     python -m bench.fuzz --seed 7 --count 5000 --only frames,gateway --keep /tmp/logs
 
 A nats-server, a coordinator, a dispatcher, a gateway and two workers run in their own processes, all on 127.0.0.1.
-Valid messages for every door are mutated in structure and bytes; valid requests in between must be served. Now and then
-the coordinator, the dispatcher or the gateway does not run for 2.5 s. Exit code 1:
-a process exited, an exception was not handled, a request was not answered, memory grew, something was left behind, or a
+First, users of each role send the headers that the server itself obeys (batches, schedules, rollup and so on), and an
+observer compares all streams and the wire with what their permissions allow. Then valid messages for every door are
+mutated in structure and bytes; valid requests in between must be served. Now and then the coordinator, the dispatcher
+or the gateway does not run for 2.5 s. Exit code 1: something happened that the sender's permissions do not allow, a
+process exited, an exception was not handled, a request was not answered, memory grew, something was left behind, or a
 log was flooded. A seed always produces the same messages; their timing, and the ids of the system, differ.
 """
 

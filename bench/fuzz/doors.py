@@ -24,6 +24,8 @@ class Shot:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     due: bool = True
     """Whether it must be answered."""
+    reply: str = ""
+    """Where the answer goes; empty: to the sender, if it wants one."""
 
 
 _SEAT: Final = {"rank": 0, "part": 0, "pool": "ghost", "worker": "w", "slots": 1, "token": "t", "epoch": 7, "node": "n"}

@@ -18,9 +18,19 @@ from random import Random
 from typing import Any, Final
 
 from bench.fuzz.doors import LEDGER, Doors
+from bench.fuzz.permissions import (
+    FREE,
+    MEMORY,
+    PASSWORD,
+    PROCESS_USERS,
+    Observer,
+    check_permissions,
+    environment,
+    server_configuration,
+)
 from bench.fuzz.wire import BareClient
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import connect
+from gangline.bus.nats_bus import NatsBus, connect
 from gangline.bus.port.bus import NoResponders
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
@@ -54,6 +64,10 @@ _ANSWERED_S: Final = 30.0
 the run is over, and no other answer has come for so long."""
 _TASKS: Final = 0.15
 """Tasks per message to another door. Tasks are accepted before they run, so more would only fill the queue."""
+HEADERS: Final = "headers"
+"""The door for the server's own headers, used before all others, while the system has nothing else to do."""
+_HEADERS: Final = 0.1
+"""Part of the time, and of the messages, for it."""
 _PROBE_S: Final = 0.2
 _AGAIN_S: Final = 0.1
 _GOOD_S: Final = PATIENCE_S
@@ -62,6 +76,7 @@ _FIRST_S: Final = 10.0
 """While the system starts, a request may be lost: it is sent again after this time."""
 _GROWTH_KB: Final = 100_000
 _LINES: Final = 5000
+"""In a log, for each 100,000 messages or part of them."""
 _RESTS_S: Final = 60.0
 
 
@@ -169,8 +184,8 @@ async def fuzz(
     with contextlib.ExitStack() as folders:
         folder = keep or Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="gangline-fuzz-")))
         folder.mkdir(parents=True, exist_ok=True)
-        with EmbeddedServer() as server:
-            crew = Crew(folder, {"GANGLINE_NAMESPACE": NAMESPACE, "NATS_URL": server.url, "GANGLINE_STORAGE": "memory"})
+        with EmbeddedServer(config=server_configuration(Names(NAMESPACE))) as server:
+            crew = Crew(folder, {"GANGLINE_NAMESPACE": NAMESPACE, "NATS_URL": server.url, **MEMORY})
             try:
                 await _play(crew, server, seed, seconds, most, only, say, verdict)
             finally:
@@ -189,16 +204,23 @@ async def _play(
     verdict: Verdict,
 ) -> None:
     for name, command in PROCESSES.items():
-        crew.start(name, "gangline.cli", *command, "--log-format", "json", "--node", name)
+        user = environment(PROCESS_USERS[name].name)
+        crew.start(name, "gangline.cli", *command, "--log-format", "json", "--node", name, environment=user)
     async with contextlib.AsyncExitStack() as stack:
-        bus = await connect(ConnectionSettings(urls=(server.url,)))
+        bus = await connect(ConnectionSettings(urls=(server.url,), user=FREE, password=PASSWORD))
         client = Client(bus, names=Names(NAMESPACE), owns_bus=True, name="good")
         await client.start()
         stack.push_async_callback(client.close)
-        wire = await BareClient.connect(server.port)
+        wire = await BareClient.connect(server.port, FREE, PASSWORD)
         stack.push_async_callback(wire.close)
         probes = _Probes(client, wire)
         await crew.until(probes.ready, "the system serves", pause_s=0.2, alive=list(PROCESSES))
+        began = time.monotonic()
+        if not only or HEADERS in only:
+            part = 1.0 if only == (HEADERS,) else _HEADERS
+            limit = None if most is None else int(most * part)
+            checked = await _check_permissions(bus, server.port, seed, seconds * part, limit)
+            verdict.sent[HEADERS], verdict.findings = checked
         doors = Doors(Random(f"fuzz {seed}"), NAMESPACE, await probes.epoch())
         fire = _Fire(wire, doors, seed)
         wire.subscribe("_INBOX.fuzz.*", fire.on_answer)
@@ -208,12 +230,12 @@ async def _play(
         probing = asyncio.ensure_future(probes.run())
         stack.push_async_callback(_cancelled, probing)
         memory: dict[str, list[int]] = {name: [] for name in PROCESSES}
-        choice, names = Random(f"order {seed}"), list(only or doors.draw)
+        choice, names = Random(f"order {seed}"), [name for name in only or doors.draw if name != HEADERS]
         weights = [_TASKS if name == "streams" and len(names) > 1 else 1.0 for name in names]
         await probes.ask("call.fuzz.echo", [1])
         await wire.flush()
-        began = last = time.monotonic()
-        while (now := time.monotonic()) - began < seconds and (most is None or verdict.sent.total() < most):
+        last = time.monotonic()
+        while names and (now := time.monotonic()) - began < seconds and (most is None or verdict.sent.total() < most):
             [door] = choice.choices(names, weights)
             await fire.one(door)
             verdict.sent[door] += 1
@@ -236,6 +258,20 @@ async def _play(
             wire.publish(f"$KV.{NAMESPACE.upper()}_LEDGER.{key}", b"", headers={"KV-Operation": "DEL"})
         left = await remaining(_RESTS_S, probes.held, pause_s=0.5)
         _judge(crew, verdict, fire, probes, memory, [*left, *wire.errors[:3]])
+
+
+async def _check_permissions(
+    bus: NatsBus, port: int, seed: int, seconds: float, most: int | None
+) -> tuple[int, list[str]]:
+    wire = await BareClient.connect(port, FREE, PASSWORD)
+    try:
+        observer = Observer(bus, wire, Names(NAMESPACE))
+        await observer.start()
+        checked = await check_permissions(observer, port, seed, seconds=seconds, most=most)
+        await observer.stop()
+        return checked
+    finally:
+        await wire.close()
 
 
 def _noted(channels: list[str], reply: str) -> None:
@@ -381,7 +417,7 @@ def _judge(
         code = crew.started[name].exit_code
         if code is not None:
             found.append(f"{name} ended with exit code {code}: {crew.started[name].log_tail(2)[:400]}")
-        found += _of_log(name, crew.started[name].log_text())
+        found += _of_log(name, crew.started[name].log_text(), _LINES * (1 + verdict.sent.total() // 100_000))
     for subject, count in fire.unanswered.items():
         found.append(f"{count} requests to {subject} were not answered, and for {_ANSWERED_S:g} s no other was")
     found += [f"unanswered: {example}" for example in fire.examples[:5]]
@@ -401,10 +437,10 @@ def _judge(
     figures["log lines"] = ", ".join(f"{name} {crew.started[name].log_text().count(chr(10))}" for name in PROCESSES)
 
 
-def _of_log(name: str, text: str) -> list[str]:
-    """Unhandled exceptions, and floods."""
+def _of_log(name: str, text: str, most: int = _LINES) -> list[str]:
+    """Unhandled exceptions, and floods: more lines than that."""
     lines = text.splitlines()
-    found = [f"{name} logged {len(lines)} lines"] if len(lines) > _LINES else []
+    found = [f"{name} logged {len(lines)} lines"] if len(lines) > most else []
     seen: Counter[str] = Counter()
     last: dict[str, str] = {}
     for line in lines:

@@ -1,7 +1,8 @@
-"""The tasks of the workers under test: `gangline worker bench.fuzz.tasks:fuzz`. Each ends at once."""
+"""The tasks of the workers under test: `gangline worker bench.fuzz.tasks:fuzz`. Each but one ends at once."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,3 +32,9 @@ async def count(to: int) -> AsyncIterator[int]:
 @good.task(idempotent=True)
 async def double(x: int) -> int:
     return 2 * x
+
+
+@good.task
+async def wait(**_: Any) -> None:
+    """Until it is cancelled."""
+    await asyncio.Event().wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 
 Answer = Callable[[str, str, bytes], None]
@@ -22,10 +23,11 @@ class BareClient:
         self._task = asyncio.ensure_future(self._read())
 
     @classmethod
-    async def connect(cls, port: int) -> BareClient:
+    async def connect(cls, port: int, user: str, password: str) -> BareClient:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         await reader.readline()  # INFO
-        writer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"lang":"x"}\r\n')
+        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "x"}
+        writer.write(f"CONNECT {json.dumps({**options, 'user': user, 'pass': password})}\r\n".encode())
         return cls(reader, writer)
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from enum import Enum
 from pathlib import PurePath
 from types import AsyncGeneratorType, GeneratorType
@@ -42,6 +42,7 @@ _LISTS: Final = (
     *(set, frozenset, tuple, list, collections.deque),
     *(collections.abc.ValuesView, collections.abc.KeysView, collections.abc.ItemsView),
 )
+_CONTAINER_TYPES: Final = frozenset({list, tuple, dict})
 _GENERATORS: Final = (GeneratorType, AsyncGeneratorType)
 _MINUTE: Final = timedelta(minutes=1)
 _SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
@@ -236,27 +237,32 @@ def _wire(value: Any, place: str, depth: int, side: _Side) -> Any:
         if _SMALLEST <= value <= _GREATEST:
             return value
         raise side.refuse(f"{place} is a whole number beyond 64 bits: {side.instead} it as text", value)
+    if kind not in _CONTAINER_TYPES:
+        return _wire(_converted(value, place, side), place, depth, side)
     if depth > MAX_DEPTH:
         raise side.refuse(f"{place:.200} is nested deeper than {MAX_DEPTH} levels, or contains itself", value)
-    if kind is list or kind is tuple:
+    if kind is not dict:
         return [_wire(item, f"{place}[{i}]", depth + 1, side) if type(item) not in SCALARS else item
                 for i, item in enumerate(value)]  # fmt: skip
-    if kind is dict:
-        plain = {
-            key if type(key) is str and key.isascii() else _key(key, place, side): _wire(
-                item, f"{place}.{shown(key)}" if type(key) is not str else f"{place}.{key}", depth + 1, side
-            )
-            for key, item in value.items()
-        }
-        if len(plain) < len(value):
-            raise side.refuse(f"{place} has different keys that become the same text: {side.instead} texts", value)
-        return plain
-    return _wire(_converted(value, place, side), place, depth + 1, side)
+    plain = {
+        key if type(key) is str and key.isascii() else _key(key, place, side): _wire(
+            item, f"{place}.{shown(key)}" if type(key) is not str else f"{place}.{key}", depth + 1, side
+        )
+        for key, item in value.items()
+    }
+    if len(plain) < len(value):
+        raise side.refuse(f"{place} has different keys that become the same text: {side.instead} texts", value)
+    return plain
 
 
 def _converted(value: Any, place: str, side: _Side) -> Any:
+    """A wire value, whose items need not be any."""
     try:
-        return _plain(value, place, side)
+        for _ in range(MAX_DEPTH):
+            value = _plain(value, place, side)
+            if type(value) in ATOMS or type(value) in _CONTAINER_TYPES:
+                return value
+        raise side.refuse(f"{place} has no form that is a plain value", value)
     except (InvalidArguments, InvalidResult):
         raise
     except Exception as error:  # of a user's own __iter__, __eq__ and so on
@@ -304,10 +310,16 @@ def _plain(value: Any, place: str, side: _Side) -> Any:
 
 def _text_of(value: Any, place: str, side: _Side) -> Any:
     """Dates, UUIDs, decimals, paths, URLs: the text that pydantic reads back."""
-    if isinstance(value, datetime):
+    if isinstance(value, (datetime, time)):
         offset = value.utcoffset()
-        if offset is not None and offset % _MINUTE:
-            value = value.astimezone(UTC)  # such an offset cannot be written
+        if offset is not None and offset % _MINUTE:  # such an offset cannot be written
+            if isinstance(value, time):
+                raise side.refuse(
+                    f"{place} is a time whose offset from UTC has seconds, which cannot be serialized: {side.instead} "
+                    "it in UTC, or as text",
+                    value,
+                )
+            value = value.astimezone(UTC)
     elif isinstance(value, PurePath):
         return str(value)
     elif isinstance(value, re.Pattern) and (isinstance(value.pattern, bytes) or value.flags != re.UNICODE):

@@ -148,6 +148,10 @@ def _loop_of_lists() -> list[Any]:
         (1 << 64, "result is a whole number beyond 64 bits: return it as text"),
         ([-(1 << 63) - 1], r"result\[0\] is a whole number beyond 64 bits"),
         ("\ud800", "half a surrogate pair"),
+        (
+            dt.time(1, tzinfo=dt.timezone(dt.timedelta(seconds=30))),
+            "result is a time whose offset from UTC has seconds",
+        ),
         ({"\ud800": 1}, "half a surrogate pair"),
         (_loop_of_lists(), "nested deeper than 64 levels, or contains itself"),
         ((x for x in "ab"), "result is a generator: yield from the task itself to stream"),

@@ -20,6 +20,7 @@ from ...schemas.errors.base import (
     Disconnected,
     GanglineError,
     InvalidRequest,
+    MalformedMessage,
     ResultNotKept,
     StreamBroken,
 )
@@ -213,7 +214,9 @@ async def events_of(queries: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent
                 kind = JobEvent if item.subject.endswith(JobFeed.STATE) else JobProgress
                 try:
                     event = kind.model_validate_json(item.data)
-                except ValidationError as error:
+                    if isinstance(event, JobProgress) and event.packed is not None:
+                        event = event.model_copy(update={"value": plain_value(event.packed, "msgpack"), "packed": None})
+                except (ValidationError, MalformedMessage) as error:
                     _unreadable(item, error)
                     continue
                 yield event
@@ -323,7 +326,7 @@ def _item(message: StreamMessage) -> JobItem | None:
         return None
 
 
-def _unreadable(message: StreamMessage, error: ValidationError) -> None:
+def _unreadable(message: StreamMessage, error: Exception) -> None:
     extra = {"action": "job.unreadable", "subject": message.subject, "sequence": message.sequence}
     _log.warning("unreadable message on %s: %s", message.subject, error, extra=extra)
 

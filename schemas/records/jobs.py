@@ -177,6 +177,8 @@ class JobProgress(Record):
     """From 1 within an attempt."""
     at: float
     value: Any = None
+    packed: str | None = None
+    """The value as base64 of msgpack, if JSON loses something of it (bytes, infinities, keys that are not text)."""
 
 
 class JobItem(Record):

@@ -68,7 +68,7 @@ def event_line(event: JobEvent | JobProgress) -> str:
     """One event of a job."""
     at = f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S.%f}"[:-3]
     if isinstance(event, JobProgress):
-        return f"{at}  progress   {json.dumps(event.value, ensure_ascii=False, default=str)}"
+        return f"{at}  progress   {json.dumps(plain(event.value), ensure_ascii=False)}"
     parts = [f"attempt {event.attempt}" if event.attempt else "", event.worker, event.reason or ""]
     parts.append("" if event.error is None else _one_line(event.error))
     return f"{at}  {event.state.value:<9}  {'  '.join(part for part in parts if part)}".rstrip()
@@ -257,7 +257,7 @@ def letter_json(letter: DeadLetter) -> dict[str, object]:
         "dead_at": letter.dead_at,
         "sequence": letter.sequence,
         "subject": letter.subject,
-        "arguments": _plain(letter.arguments),
+        "arguments": plain(letter.arguments),
         "tries": [each.model_dump(mode="json") for each in letter.tries],
         "headers": dict(letter.headers),
         "trace": letter.trace,
@@ -289,11 +289,12 @@ def _until(at: float) -> str:
     return f"{moment}, in {about(left)}" if left > 0 else f"{moment}, now"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON makes of it."""
     from ...schemas.wire.codec import from_json, to_json
 
     return from_json(to_json(value))
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else json.dumps(_plain(value), ensure_ascii=False)
+    return "none" if value is None else json.dumps(plain(value), ensure_ascii=False)

@@ -52,11 +52,11 @@ def command(connection: ConnectionOptions, job: str | None, watch: bool, endpoin
 async def _watch(client: Client, job: str, endpoint: str | None, as_json: bool) -> Exit:
     from ...console.output import print_json
     from ...views.job_watch import Told, watch
-    from ...views.jobs import event_line
+    from ...views.jobs import event_line, plain
 
     def show(event: Told) -> None:
         if as_json:
-            print_json(event.model_dump(mode="json", exclude={"v"}), lines=True)
+            print_json(plain(event.model_dump(exclude={"v", "packed"})), lines=True)
         else:
             echo(event_line(event))
         sys.stdout.flush()

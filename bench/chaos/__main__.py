@@ -7,9 +7,11 @@
                                             one after the other, with one table of all at the end
 
 A cluster of three nats-servers with a proxy on every link, two coordinators, two dispatchers, four workers of four
-slots, and three clients that use all features. Processes are killed, frozen, duplicated, restarted and cut off; servers
-are killed, frozen, cut off and lose their disks. Everything runs on 127.0.0.1 and ends with this command. The same seed
-produces the same faults; their exact moments depend on the machine. Exit code 1: a law was broken.
+slots, and three clients that use all features. Processes are killed, frozen, duplicated, restarted and cut off, and
+lose their rights on the servers; links are slow and jitter; clients ask for up to 50 times as much as there are slots;
+servers are killed, frozen, cut off, lose their disks, are all away, and have no room. The ledger of odd seeds is in
+memory, that of even ones on disk. Everything runs on 127.0.0.1 and ends with this command. The same seed produces the
+same faults; their exact moments depend on the machine. Exit code 1: a law was broken.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,10 @@ SET: Final = "standing"
 """A standing gang."""
 KINDS: Final = ("call", "once", "stream", "lease", "selection", "job", "gang", "standing")
 """All of these must succeed again after a fault, at each client."""
+
+OVERLOADS: Final = {signal.SIGUSR1: 2, signal.SIGUSR2: 10, signal.SIGRTMIN: 50}
+"""Signal to a client -> how many times as many calls as there are slots it makes at once."""
+SLOTS: Final = 16
 
 _TTL_S: Final = 5.0
 """Time to live of leases and gangs."""
@@ -66,7 +70,8 @@ class _Client:
         self.draw = random.Random(f"{name} {seed}")
         self.numbers = itertools.count(1)
         self.stopping = asyncio.Event()
-        self.results: set[asyncio.Task[None]] = set()
+        self.waiting: set[asyncio.Task[None]] = set()
+        """Results of jobs, and calls of an overload."""
 
     @asynccontextmanager
     async def asking(self, kind: str, within_s: float, id: str = "", **facts: Any) -> AsyncIterator[Told]:
@@ -193,9 +198,16 @@ class _Client:
             told.job = job.id
             jobs.append(job)
         for job in jobs:
-            waiting = asyncio.ensure_future(self._result(job, id))
-            self.results.add(waiting)
-            waiting.add_done_callback(self.results.discard)
+            self._wait_for(self._result(job, id))
+
+    def _wait_for(self, request: Coroutine[Any, Any, None]) -> None:
+        waiting = asyncio.ensure_future(request)
+        self.waiting.add(waiting)
+        waiting.add_done_callback(self.waiting.discard)
+
+    def overload(self, times: int) -> None:
+        for _ in range(times * SLOTS):
+            self._wait_for(self.call())
 
     async def _result(self, job: Job, id: str) -> None:
         async with self.asking("job", _JOB_S, f"{id}/result", expected=id) as told:
@@ -243,8 +255,8 @@ class _Client:
             for ask, times, pause_s in every:
                 for _ in range(times):
                     group.create_task(self._again(ask, pause_s))
-        if self.results:
-            await asyncio.wait(self.results)
+        if self.waiting:
+            await asyncio.wait(self.waiting)
 
     async def _again(self, ask: Callable[[], Awaitable[None]], pause_s: float) -> None:
         while not self.stopping.is_set():
@@ -266,6 +278,8 @@ async def main(name: str, seed: int) -> None:
     async with connecting as client:
         it = _Client(client, book, name, seed)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, it.stopping.set)
+        for number, times in OVERLOADS.items():
+            asyncio.get_running_loop().add_signal_handler(number, it.overload, times)
         with tied_to_parent(it.stopping.set):
             book.note("begun")
             stalls = asyncio.ensure_future(book.note_stalls())

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final
 
+from bench.chaos.client import OVERLOADS
 from bench.chaos.proxy import Link
 from bench.chaos.system import NAMES, ROLES, SERVERS, WORKERS, System
+from gangline.bus.port.bus import Storage
 from gangline.testing.kit.processes import holds_within
 
 Act = Callable[[], Awaitable[None]]
@@ -180,6 +182,21 @@ def _delay(system: System, draw: Random) -> tuple[str, Act]:
     return f"all that {name} sends and gets is {delay_s * 1000:.0f} ms late for {seconds:.1f} s", act
 
 
+def _jitter(system: System, draw: Random) -> tuple[str, Act]:
+    own, seconds = Random(draw.random()), draw.uniform(4.0, 12.0)
+
+    async def act() -> None:
+        links = [link for name in NAMES for link in system.links(name)]
+        until = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until:
+            for link in links:
+                link.slow(own.uniform(0.0005, 0.05))
+            await asyncio.sleep(0.2)
+        system.proxy.heal(links)
+
+    return f"every process is 0 to 50 ms away from each server, and that changes, for {seconds:.1f} s", act
+
+
 def _server_partition(system: System, draw: Random) -> tuple[str, Act]:
     name, seconds = draw.choice(SERVERS), draw.uniform(3.0, 12.0)
     way = draw.choice(("both ways", "out", "in"))
@@ -239,6 +256,61 @@ def _restart_servers(system: System, draw: Random) -> tuple[str, Act]:
     return f"all servers are restarted, {'at once' if at_once else 'in turn: ' + ', '.join(names)}", act
 
 
+def _servers_away(system: System, draw: Random) -> tuple[str, Act]:
+    seconds = 0.2 * 150 ** draw.random()  # 0.2 to 30
+
+    async def act() -> None:
+        with system.troubled("cut off", NAMES):
+            await asyncio.gather(
+                *(asyncio.to_thread(server.restart, away_s=seconds) for server in system.servers.values())
+            )
+
+    return f"all servers are away for {seconds:.1f} s, and all processes live; the ledger is {_stored(system)}", act
+
+
+def _stored(system: System) -> str:
+    return "in memory, and lost" if system.ledger.storage is Storage.MEMORY else "on disk"
+
+
+_RIGHTS: Final = {
+    "to hear anything": 'subscribe { deny: [">"] }',
+    "to send anything": 'publish { deny: [">"] }',
+    "to reach storage": 'publish { deny: ["$JS.API.>", "$KV.>"] }',
+}
+
+
+def _rights(system: System, draw: Random) -> tuple[str, Act]:
+    role, what, seconds = draw.choice(list(ROLES)), draw.choice(list(_RIGHTS)), draw.uniform(1.0, 8.0)
+
+    async def act() -> None:
+        with system.troubled("cut off", ROLES[role]):
+            async with system.without_rights(role, _RIGHTS[what]):
+                await asyncio.sleep(seconds)
+
+    return f"every {role} loses the right {what} for {seconds:.1f} s", act
+
+
+def _full_store(system: System, draw: Random) -> tuple[str, Act]:
+    names = system.names
+    stream = draw.choice((names.tasks_stream, f"KV_{names.results_bucket}", f"KV_{names.ledger_bucket}"))
+    seconds = draw.uniform(2.0, 8.0)
+
+    async def act() -> None:
+        async with system.full(stream):
+            await asyncio.sleep(seconds)
+
+    return f"{stream} is full for {seconds:.1f} s", act
+
+
+def _overload(system: System, draw: Random) -> tuple[str, Act]:
+    name, number = draw.choice(ROLES["client"]), draw.choice(list(OVERLOADS))
+
+    async def act() -> None:
+        system.signal(name, number)
+
+    return f"{name} makes {OVERLOADS[number]} times as many calls at once as there are slots", act
+
+
 def _freeze_server(system: System, draw: Random) -> tuple[str, Act]:
     name, seconds = draw.choice(SERVERS), draw.uniform(2.0, 8.0)
 
@@ -285,6 +357,11 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill server": _kill_server,
     "freeze server": _freeze_server,
     "restart servers": _restart_servers,
+    "jitter": _jitter,
+    "servers away": _servers_away,
+    "rights": _rights,
+    "full store": _full_store,
+    "overload": _overload,
     "two at once": _two,
 }
 _TOGETHER: Final = tuple(f"{what} {role}" for what in ("kill", "freeze", "partition") for role in ROLES) + (
@@ -294,7 +371,12 @@ _TOGETHER: Final = tuple(f"{what} {role}" for what in ("kill", "freeze", "partit
     "delay",
     "freeze server",
 )
-SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server", "restart servers", "two at once"})
+SERVER_FAULTS: Final = frozenset(
+    {
+        *("partition server", "kill server", "freeze server", "restart servers", "servers away", "two at once"),
+        *("rights", "full store"),
+    }
+)
 """Before one of these, and before the next fault after it, all replicas of all streams must be up to date:
 replication does not survive two servers without the newest entries."""
 

@@ -27,6 +27,7 @@ from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError, NoWorkers
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.nats_config import ACCOUNT
 from gangline.schemas.records.gangs import LeaderRecord
 from gangline.testing.kit.ledger_audit import LedgerAudit
 from gangline.testing.kit.processes import ChildProcess, Crew, holds_within, remaining
@@ -38,6 +39,10 @@ WORKERS: Final = ("w1", "w2", "w3", "w4")
 ROLES: Final = {
     "coordinator": ("c1", "c2"), "dispatcher": ("d1", "d2"), "worker": WORKERS, "client": ("p1", "p2", "p3"),
 }  # fmt: skip
+OBSERVER: Final = "observer"
+_PASSWORD: Final = "chaos"  # noqa: S105  # of servers on 127.0.0.1, for the time of a run
+_ROOM_BYTES: Final = 2048
+"""Of a full stream. Not less than it holds: the server would remove the oldest messages."""
 NAMES: Final = tuple(name for names in ROLES.values() for name in names)
 _STANDING: Final = {
     "gangs": 1, "retire_s": 0.5,
@@ -53,7 +58,11 @@ class System(Crew):
     """Created by `running`. Everything it started is stopped when that ends."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        variables = {"GANGLINE_NAMESPACE": NAMESPACE, "GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"}
+        # Tasks are on disk in any case, and so is what the clients were promised.
+        self.ledger = BucketSettings(storage=Storage.MEMORY if seed % 2 else Storage.FILE, replicas=3)
+        variables = {"GANGLINE_NAMESPACE": NAMESPACE, "GANGLINE_REPLICAS": "3"}
+        if self.ledger.storage is Storage.FILE:
+            variables["GANGLINE_STORAGE"] = "file"
         super().__init__(folder, {FOLDER: str(folder), **variables})
         self.seed = seed
         self.proxy = Proxy()
@@ -71,6 +80,8 @@ class System(Crew):
         self.audit = LedgerAudit(lossy=True)
         self.bus: NatsBus
         self.observer: Client
+        self._cluster: dict[str, str] = {}
+        """Configuration of each server."""
         self._urls: dict[str, str] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._wanted: set[str] = set()
@@ -85,10 +96,11 @@ class System(Crew):
             others = [other for other in SERVERS if other != name]
             ports = [await self.proxy.listen(name, other, lambda other=other: routes[other]) for other in others]  # type: ignore[misc]
             # Addresses that servers advertise to each other must not bypass the proxy.
-            config = (
+            self._cluster[name] = (
                 f"cluster {{ name: chaos, listen: 127.0.0.1:{routes[name]}, advertise: 127.0.0.1:{nowhere},"
                 f" no_advertise: true, routes: [{', '.join(f'nats://127.0.0.1:{port}' for port in ports)}] }}"
             )
+            config = self._cluster[name] + _users()
             self.servers[name] = EmbeddedServer(name=name, data=self.folder / "data" / name, config=config)
         await asyncio.to_thread(self._launch_servers)
 
@@ -184,7 +196,8 @@ class System(Crew):
         plain = name.rstrip("'")
         used = {self.parties[child.pid] for child in self.children.values()}
         party = next(each for each in (name, plain, f"{plain}'") if each not in used)
-        wire, role = {"NATS_URL": await self._wire(party)}, self.role(name)
+        role = self.role(name)
+        wire = {"NATS_URL": await self._wire(party), "NATS_USER": role, "NATS_PASSWORD": _PASSWORD}
         worker = plain if role == "worker" else ""
         self.children[name] = child = self.start(name, *self.command(name), role=role, worker=worker, environment=wire)
         self.parties[child.pid] = party
@@ -266,6 +279,31 @@ class System(Crew):
             for trouble in made:
                 trouble.until = time.monotonic()
 
+    @contextlib.asynccontextmanager
+    async def without_rights(self, role: str, lost: str) -> AsyncIterator[None]:
+        """All processes of a role lose these rights on all servers, and get them back. They stay connected."""
+        await self._reload(_users(role, lost))
+        try:
+            yield
+        finally:
+            await self._reload(_users())
+
+    async def _reload(self, users: str) -> None:
+        for name, server in self.servers.items():
+            await asyncio.to_thread(server.reload, self._cluster[name] + users)
+
+    @contextlib.asynccontextmanager
+    async def full(self, stream: str) -> AsyncIterator[None]:
+        """A stream has hardly any room left."""
+        info = await self.bus.api.call(f"STREAM.INFO.{stream}", what="look at a stream")
+        config = info["config"]
+        small = {**config, "max_bytes": info["state"]["bytes"] + _ROOM_BYTES}
+        await self.bus.api.call(f"STREAM.UPDATE.{stream}", small, what="make a stream small")
+        try:
+            yield
+        finally:
+            await self.bus.api.call(f"STREAM.UPDATE.{stream}", config, what="give a stream room")
+
     def links(self, name: str) -> list[Link]:
         child = self.children.get(name)
         return self.proxy.of(self.parties[child.pid] if child is not None else name)
@@ -292,9 +330,13 @@ class System(Crew):
     async def start_all(self) -> None:
         await self.start_servers()
         settings = ConnectionSettings(
-            urls=tuple(server.url for server in self.servers.values()), reconnect_wait_s=0.1, ping_interval_s=1.0
+            urls=tuple(server.url for server in self.servers.values()),
+            user=OBSERVER,
+            password=_PASSWORD,
+            reconnect_wait_s=0.1,
+            ping_interval_s=1.0,
         )
-        bucket = BucketSettings(storage=Storage.FILE, replicas=3)
+        bucket = self.ledger
         self.bus = await connect_bus(settings, name="observer")
 
         async def follow_ledger() -> None:
@@ -366,6 +408,15 @@ async def running(folder: Path, seed: int) -> AsyncIterator[System]:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(closing)
         closing.result()
+
+
+def _users(role: str = "", lost: str = "") -> str:
+    """Users for all roles, in one account; one of them may have lost rights."""
+    users = [
+        f"{{ user: {user}, password: {_PASSWORD}{f', permissions {{ {lost} }}' if user == role else ''} }}"
+        for user in (*ROLES, OBSERVER)
+    ]
+    return f"\naccounts {{ {ACCOUNT} {{ jetstream: enabled, users: [ {', '.join(users)} ] }} }}\n"
 
 
 async def _patiently(what: Callable[[], Awaitable[None]]) -> None:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -373,8 +374,20 @@ class EmbeddedServer(Startable):
         if self._process is not None:
             self._process.signal(signal.SIGCONT)
 
-    def restart(self) -> None:
-        """Stop cleanly, and start on the same port with the same data. Memory streams are lost, as always."""
+    def restart(self, *, away_s: float = 0.0) -> None:
+        """Stop cleanly, and start on the same port with the same data. Memory streams are lost, as always.
+
+        Args:
+            away_s: time between the two.
+        """
         if self._process is not None:
             self._process.stop(_STOP_TIMEOUT_S)
+        time.sleep(away_s)
         self.start()
+
+    def reload(self, config: str) -> None:
+        """Use other additional lines of configuration from now on, without a restart (SIGHUP)."""
+        self._config = config
+        if self._folder is not None and self._process is not None and self.running:
+            (self._folder.path / "server.conf").write_text(self._configuration(), encoding="utf-8")
+            self._process.signal(signal.SIGHUP)

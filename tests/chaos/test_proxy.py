@@ -162,3 +162,14 @@ async def test_a_link_stands_for_both_ways_of_dialling() -> None:
     async with wired() as it:
         await it.proxy.listen("n1", "w1", lambda: it.port)
         assert it.proxy.of("n1") == it.proxy.of("w1") == [it.link]
+
+
+async def test_data_stays_in_order_while_the_delay_changes() -> None:
+    async with wired() as it:
+        reader, writer = await talking(it.port)
+        for number in range(20):
+            it.link.slow((0.03, 0.0, 0.001)[number % 3])
+            writer.write(b"%02d" % number)
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert await reader.readexactly(40) == b"".join(b"%02d" % number for number in range(20))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import pytest
 
@@ -24,13 +22,6 @@ def config(lost: str = "") -> str:
     limits = f", permissions {{ {lost} }}" if lost else ""
     users = (f"{{ user: {user}, password: {PASSWORD}{limits} }}" for user in USERS)
     return CONFIG.format(users="\n".join(users))
-
-
-def reload(server, text: str) -> None:
-    server._config, server._port = text, server.port
-    (server._folder.path / "server.conf").write_text(server._configuration(), encoding="utf-8")
-    os.kill(server.pid, signal.SIGHUP)
-    server.await_log("Reloaded server configuration")
 
 
 @pytest.mark.parametrize(
@@ -71,9 +62,9 @@ async def test_every_part_works_again_when_its_rights_are_back(site_of, lost):
 
     await until(works)
     assert ready()
-    reload(site.server, config(lost))
+    site.server.reload(config(lost))
     await until(lambda: not ready())
-    reload(site.server, config())
+    site.server.reload(config())
     await until(ready)
     await until(works)
 

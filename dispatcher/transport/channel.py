@@ -222,7 +222,8 @@ class ChannelOwner(Protocol):
         """End the flight without an answer."""
 
     def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
-        """The server permits no messages to that worker and dropped those before: its flights end with the error."""
+        """The server permits no messages to that worker, and may have dropped those before: its flights end with the
+        error, except durable ones that were sent."""
 
 
 class OutboundMessage:

@@ -264,9 +264,11 @@ class RequestExchange(LoopBound):
 
     def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
         """See channel.ChannelOwner."""
+        sent = NotPermitted(error.message, details=error.details, may_have_started=True)
         for flight in self._flights_on(channel):
-            del self.flights[flight.id]
-            flight.fail(error)
+            # The worker runs durable tasks that it got before the right was lost: they are checked once it is back.
+            if (not flight.message or not flight.durable) and self.flights.pop(flight.id, None) is not None:
+                flight.fail(sent if flight.message else error)
 
     def lose_worker(self, worker: WorkerEntry) -> None:
         """The worker is gone for good: there will be no more answers."""

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port.bus import Message
+from gangline.bus.port.bus import Message, NotPermitted
 from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.transport import exchange as exchange_module
+from gangline.dispatcher.transport.channel import InFlightRequest
 from gangline.schemas.errors.base import Disconnected, PayloadTooLarge
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
@@ -230,3 +232,36 @@ async def test_what_came_between_two_absences_is_not_sent_again(rig: Rig, monkey
         await asyncio.sleep(0.01)
     assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [["here"]]
     await give_up(*calls)
+
+
+class DurableFlight(InFlightRequest):
+    durable = True
+
+    def lose(self, fate: TryOutcome) -> None:
+        raise AssertionError(fate)
+
+
+async def test_what_was_sent_before_a_right_was_lost_may_have_started_and_durable_tasks_go_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await rig.worker(behave=silent, slots=100)
+    exchange = rig.client.router.exchange
+    sent = asyncio.ensure_future(rig.client.options(idempotent=False).call("images.echo"))
+    await worker.hears(RequestOp.TASK)
+    entry = next(iter(exchange.flights.values())).worker
+    durable = DurableFlight(exchange.new_id(), entry)
+    exchange.launch(durable, (RequestOp.TASK, durable.id, "echo", None, None, None, None, None, 0, None))
+    await worker.hears(RequestOp.TASK, 2)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise NotPermitted("the server forbids it")
+
+    with monkeypatch.context() as lost:
+        lost.setattr(rig.bus, "publish", forbidden)
+        unsent = asyncio.ensure_future(rig.client.options(idempotent=False).call("images.echo"))
+        for call, started in ((unsent, False), (sent, True)):
+            with pytest.raises(NotPermitted) as raised:
+                await call
+            assert raised.value.may_have_started is started
+    assert exchange.is_open(durable)
+    exchange.forget(durable)

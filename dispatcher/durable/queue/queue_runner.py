@@ -25,7 +25,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage, StreamState
+from ....bus.port.bus import (
+    Consumer,
+    ConsumerLost,
+    ConsumerSettings,
+    ConsumerTaken,
+    NotPermitted,
+    Stream,
+    StreamMessage,
+    StreamState,
+)
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, NoDispatcher, UnknownJob
 from ....schemas.messages.jobs import (
@@ -253,7 +262,9 @@ class QueueRunner:
     def _recovered(self, task: asyncio.Future[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if not isinstance(error, ConsumerLost):
+        if isinstance(error, NotPermitted):
+            self._log.warning("the queue is not taken over: %s", error, extra={"action": "queue.not_permitted"})
+        elif not isinstance(error, ConsumerLost):
             self._log.error("the queue cannot be taken over", exc_info=error, extra={"action": "queue.bug"})
         self._lost()
 

@@ -17,7 +17,7 @@ from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, MalformedMessage, OutcomeUnknown, Unavailable
 from ....schemas.records.jobs import DeadReason
 from ....schemas.text import count_of
-from ...jobs.storage import until_answered
+from ...jobs.storage import until_taken
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage, job_of, read_message
 from ..persistence.outcome_store import OutcomeStore
@@ -81,7 +81,7 @@ class StraySweeper:
         async def look() -> StreamState:
             return await (await self._streams.tasks()).state()
 
-        state = await until_answered("looking at the stream of tasks", look, self._log)
+        state = await until_taken("looking at the stream of tasks", look, self._log)
         if not queue.is_of_removed(state):
             return
         name, endpoint = self._names.tasks_stream, queue.endpoint

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.jetstream.stream import NatsStream
+from gangline.bus.port.bus import NotPermitted, StreamState
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.errors.base import JobDead, OutcomeUnknown, Unavailable, UnknownJob
@@ -15,6 +17,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
 
 from ....support.dispatcher.jobs_rig import ImagesSystem, on_images
+from ....waiting import loop_time
 
 TASKS = Names().tasks_stream
 
@@ -51,6 +54,26 @@ async def test_tasks_of_a_removed_stream_end_as_dead_letters_and_the_log_counts_
     assert {letter.job for letter in letters} == {job.id for job in jobs}
     again = await client.submit("images.echo", 5)
     assert await again.result(30.0) == 5
+
+
+@on_images(slots=2)
+async def test_they_become_dead_letters_when_the_dispatcher_may_look_at_the_stream_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = await _naps(client, 2)
+    state, back_at = NatsStream.state, loop_time() + 10.0
+
+    async def refused(stream: NatsStream, pattern: str | None = None) -> StreamState:
+        if loop_time() < back_at:
+            raise NotPermitted("the server forbids it")
+        return await state(stream, pattern)
+
+    monkeypatch.setattr(NatsStream, "state", refused)
+    await _operator(client, "DELETE")
+    ends = await asyncio.gather(*(job.result(60.0) for job in jobs), return_exceptions=True)
+    assert [type(end) for end in ends] == [JobDead, JobDead] and loop_time() >= back_at
+    actions = {record.action for record in caplog.records if record.levelno >= logging.ERROR}
+    assert actions == {"storage.refused", "queue.removed"}
 
 
 @on_images(slots=2, dispatcher=False)

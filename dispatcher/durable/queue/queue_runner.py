@@ -58,7 +58,7 @@ from ....schemas.text import count_of
 from ...calls.unknown_headers import warn_of_unknown_headers
 from ...jobs.job_index import JobFinder
 from ...jobs.listing import info_matches, without_details
-from ...jobs.storage import until_answered
+from ...jobs.storage import MOST_S, until_answered
 from ...jobs.stored import job_of as stored_job_of
 from ..core import events as on
 from ..core.queue_core import QueueCore
@@ -256,7 +256,7 @@ class QueueRunner:
         )
         context.metrics.taken(self.endpoint)
         self._executor.start(self._consumer)
-        self._tasks.start(self._recover(stream, turn)).add_done_callback(self._recovered)
+        self._tasks.start(self._recover_patiently(stream, turn)).add_done_callback(self._recovered)
         return name
 
     def _recovered(self, task: asyncio.Future[None]) -> None:
@@ -267,6 +267,13 @@ class QueueRunner:
         elif not isinstance(error, ConsumerLost):
             self._log.error("the queue cannot be taken over", exc_info=error, extra={"action": "queue.bug"})
         self._lost()
+
+    async def _recover_patiently(self, stream: Stream, turn: OwnershipProof) -> None:
+        try:
+            await self._recover(stream, turn)
+        except NotPermitted:
+            await asyncio.sleep(MOST_S)  # the next attempt follows at once
+            raise
 
     async def _recover(self, stream: Stream, turn: OwnershipProof) -> None:
         """Law 4."""

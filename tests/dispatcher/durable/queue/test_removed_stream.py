@@ -74,6 +74,8 @@ async def test_they_become_dead_letters_when_the_dispatcher_may_look_at_the_stre
     assert [type(end) for end in ends] == [JobDead, JobDead] and loop_time() >= back_at
     actions = {record.action for record in caplog.records if record.levelno >= logging.ERROR}
     assert actions == {"storage.refused", "queue.removed"}
+    # It does not try to take the queue over without a pause.
+    assert sum(record.action == "queue.not_permitted" for record in caplog.records) < 10
 
 
 @on_images(slots=2, dispatcher=False)

@@ -40,7 +40,7 @@ class StreamSource:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     """How to create a stream if it does not exist. An existing one is used if all settings that matter are the same.
-    Atomic batches are always allowed."""
+    Atomic batches are refused."""
 
     subjects: tuple[str, ...]
     retention: Retention = Retention.LIMITS

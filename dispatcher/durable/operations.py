@@ -222,11 +222,10 @@ class QueueOperations:
         later = None
         if info is None and not request.unscheduled and self._queue.core.open:
             message = await self._queue.unread(job, request.sequence)
-            if message is not None and self._info_of_unread(job, message).state is JobState.SCHEDULED:
-                later = message.sequence
-            elif message is not None:
+            if message is not None and self._info_of_unread(job, message).state is not JobState.SCHEDULED:
                 self._queue.read_ahead(message)
                 info = await self._stored_cancel(job)
+            later = None if message is None else message.sequence
         if info is None and request.unscheduled:
             await self._queue.unscheduled(job)
         if info is None:

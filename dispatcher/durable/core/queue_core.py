@@ -113,7 +113,7 @@ class QueueCore:
         self._waiting: int | None = None
         """Messages of the queue when it was taken; None: not known."""
         self._unentered: dict[str, Task] = {}
-        """By job: tasks that will be scheduled or enter the queue when their result was looked up."""
+        """By job: tasks that are being scheduled, or will be or enter the queue when their result was looked up."""
         self._adoptions: dict[str, tuple[int, str, str]] = {}
         """Attempt, worker and pool of running jobs whose messages have not arrived."""
 
@@ -140,6 +140,12 @@ class QueueCore:
     def why(self, job: str) -> JobWhyReply | None:
         """What a job waits for. Goes through all tasks: for interactive use, not for loops."""
         return why(self._state, self._scheduler, job)
+
+    def unentered(self, job: str) -> int | None:
+        """Where the message of a job is that was fetched and takes no part in the queue, such as one that is delayed
+        and not yet returned to the server."""
+        task = self._unentered.get(job)
+        return None if task is None else task.seq
 
     def knows(self, seq: int) -> bool:
         """Whether this message was fetched, or was removed without a delivery."""
@@ -530,10 +536,10 @@ class QueueCore:
 
     def _schedule(self, task: Task) -> None:
         queue = self._state
-        self._unentered.pop(task.job, None)
         if (error := self._tenants.not_entitled(task)) is not None:
             self._bury(task, DeadReason.REFUSED, error)
             return
+        self._unentered[task.job] = task
         queue.move(task, TaskStep.SCHEDULING)
         schedule = Persist(seq=task.seq, job=task.job, kind=RecordKind.SCHEDULE)
         queue.settle(schedule, *queue.tell(task, JobState.SCHEDULED))
@@ -836,13 +842,13 @@ class QueueCore:
     def _repeated(self, task: Task) -> None:
         """Acknowledge it: it repeats a job of the queue, or had ended before."""
         self._state.totals["repeated"] += 1
-        if self._unentered.get(task.job) is task:
-            del self._unentered[task.job]
         self._forget(task)
 
     def _forget(self, task: Task) -> None:
         """Its end is stored: let the server remove it."""
         queue, end = self._state, task.end
+        if self._unentered.get(task.job) is task:
+            del self._unentered[task.job]
         queue.agenda.forget(task.seq)
         queue.move(task, TaskStep.ACKING)
         told = queue.tell(task, end, task.error) if task.submission.events and end is not None and end.final else ()

@@ -775,7 +775,8 @@ class QueueRunner:
         return now.model_copy(update={"reason": "; ".join(filter(None, (PURGED, now.reason)))})
 
     async def unread(self, job: str, sequence: int = 0) -> StreamMessage | None:
-        """The message of a job that was not fetched when this was called; None: the stream does not have it.
+        """The message of a job that takes no part in the queue when this is called, since it was not fetched, or is
+        being scheduled; None: the stream does not have it.
 
         Args:
             sequence: where it is, if the caller knows that.
@@ -784,6 +785,8 @@ class QueueRunner:
             UnknownJob: it may be among those that are still to be read; `details["reading"]`: ask again.
             StorageUnavailable, Disconnected.
         """
+        if (seq := self.core.unentered(job)) is not None:
+            return self.entries[seq].message
         if sequence:
             stream, prefix = await self._context.streams.tasks(), self._context.names.tasks[:-1]
             message = await stream.get(sequence)

@@ -14,12 +14,13 @@ from gangline.bus.port.bus import NoResponders, StreamMessage
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
 from gangline.dispatcher.durable.operations import QueueOperations
+from gangline.dispatcher.durable.ownership.verifier import OwnershipProof
 from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
 from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.durable.queue import queue_runner as queue
 from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
 from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
-from gangline.schemas.errors.base import GanglineError, JobError
+from gangline.schemas.errors.base import GanglineError, JobCancelled, JobError
 from gangline.schemas.messages import submission
 from gangline.schemas.names import Names, job_of_tenant
 from gangline.schemas.records.jobs import JobState, TryRecord
@@ -945,3 +946,31 @@ async def test_failed_attempts_of_a_tenants_task_count_that_an_earlier_version_n
     assert site.starts[1][3] - site.starts[0][3] > 10.0, "its next attempt was not due"
 
     await site.forgotten_tries(200.0)
+
+
+@simulated()
+async def test_a_delayed_job_is_known_and_cancelled_while_its_dispatcher_doubts_that_the_queue_is_its_own(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _two(site)
+    runner = site.holder().dispatcher.queues[site.pool]
+    proven, prove = asyncio.Event(), OwnershipProof.prove
+
+    async def prove_late(proof: OwnershipProof) -> None:
+        await proven.wait()
+        await prove(proof)
+
+    async with site.client() as client:
+        monkeypatch.setattr(OwnershipProof, "prove", prove_late)
+        runner._context.guard.cut_off()
+        for name in ("kept", "dropped"):
+            await site.submit("square", {"x": 3}, Gangline_Job=f"work.{name}", Gangline_Delay="1.5")
+        kept, dropped = client.job("work.kept"), client.job("work.dropped")
+        assert (await dropped.status()).state is JobState.SCHEDULED
+        assert await dropped.cancel()
+        proven.set()
+        monkeypatch.undo()
+        assert await kept.result() == 9
+        with pytest.raises(JobCancelled):
+            await dropped.result()
+    assert {job for job, _, _, _ in site.starts} == {kept.id}

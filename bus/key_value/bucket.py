@@ -13,7 +13,7 @@ from ..jetstream.stream_admin import StreamAdmin
 from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message
 from ..port.subjects import Subscription
 from .atomic_batch import AtomicBatch
-from .snapshot import newest, snapshot
+from .snapshot import newest, snapshot, written
 from .watch import BucketWatch
 from .wire import (
     StoredEntry,
@@ -126,6 +126,9 @@ class NatsKeyValue:
 
     async def newest(self, pattern: str, *, limit: int, before: int | None = None) -> list[KvEntry]:
         return await newest(self, check_pattern(pattern), limit, before)
+
+    async def written(self, after: int, *, most: int) -> tuple[int, set[str] | None]:
+        return await written(self, after, most)
 
     # -- writing --------------------------------------------------------------------------------------------------
 

@@ -137,7 +137,36 @@ async def _span(bucket: BucketOwner, pattern: str, low: int, high: int) -> list[
     return found
 
 
-async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry]:
+async def written(bucket: BucketOwner, after: int, most: int) -> tuple[int, set[str] | None]:
+    """See port.KeyValue. What is at the last revision, or has taken its place since, comes last: so nothing is missing,
+    whichever replica delivers.
+
+    Raises:
+        StorageUnavailable, Disconnected.
+    """
+    try:
+        answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", None, what=f"look at {bucket.name}")
+    except ApiError as error:
+        if error.number == STREAM_NOT_FOUND:
+            return 0, None
+        raise
+    last = int(answer["state"]["last_seq"])
+    if not after < last <= after + most:
+        return last, set() if last == after else None
+    try:
+        async with asyncio.timeout(bucket.bus.api.timeout_s):
+            found = await _by_consumer(bucket, (">",), after=after)
+    except TimeoutError:
+        raise StorageUnavailable(
+            f"JetStream did not list what is new in {bucket.name!r} in time: try again", may_have_started=False
+        ) from None
+    complete = max((stored.revision for stored in found), default=0) >= last
+    return last, {stored.key for stored in found} if complete else None
+
+
+async def _by_consumer(
+    bucket: BucketOwner, patterns: tuple[str, ...], *, after: int | None = None
+) -> list[StoredEntry]:
     found: dict[str, StoredEntry] = {}  # a key that changes meanwhile is delivered again
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -151,7 +180,7 @@ async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[S
         elif isinstance(event, StoredEntry):
             found[event.key] = event
 
-    feed = OrderedFeed(bucket, patterns, take)
+    feed = OrderedFeed(bucket, patterns, take, after=after)
     stop = bucket.bus.on_connection(_fail_on_loss(done))
     try:
         if not await feed.open():

@@ -36,16 +36,26 @@ FeedHandler = Callable[[StoredEntry | OrderedMessage], None]
 
 
 class OrderedFeed:
-    """One short-lived push consumer on a bucket: the newest message of each key, then every change, without gaps.
-    `open` once, then `close`.
+    """One short-lived push consumer on a bucket: the newest message of each key, or those after a revision without
+    their values, then every change, without gaps. `open` once, then `close`.
 
     A feed never recovers by itself: on a gap, on silence or when its consumer is gone, it sends BROKEN once and has
     ended. Its user opens another.
     """
 
-    def __init__(self, bucket: BucketOwner, patterns: tuple[str, ...], handler: FeedHandler) -> None:
+    def __init__(
+        self, bucket: BucketOwner, patterns: tuple[str, ...], handler: FeedHandler, *, after: int | None = None
+    ) -> None:
         self._bucket = bucket
-        self._subjects = [bucket.prefix + text for text in patterns]
+        self._configuration: dict[str, object] = {"filter_subjects": [bucket.prefix + text for text in patterns]}
+        if after is None:
+            self._configuration["deliver_policy"] = "last_per_subject"
+        else:
+            self._configuration |= {
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": after + 1,
+                "headers_only": True,
+            }
         self._handler = handler
         # An idle consumer has nothing more to deliver: pending values were overwritten or have expired.
         self._push = PushConsumer(
@@ -64,9 +74,7 @@ class OrderedFeed:
             StorageUnavailable, Disconnected.
         """
         try:
-            self._pending = await self._push.open(
-                f"follow {self._bucket.name}", deliver_policy="last_per_subject", filter_subjects=self._subjects
-            )
+            self._pending = await self._push.open(f"follow {self._bucket.name}", **self._configuration)
         except ApiError as error:
             if error.number == STREAM_NOT_FOUND:
                 return False

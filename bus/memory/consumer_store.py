@@ -127,6 +127,8 @@ class PushConsumerStore:
         self._ordinal += 1
         self._delivered = message.sequence
         self._sent_at = server_time()
+        if self.fields.get("headers_only"):
+            message = message._replace(data=b"")
         self._to.send(message, _ack(self._store.name, self.name, 1, message, self._ordinal, pending))
 
     def forget(self, sequence: int) -> None:

@@ -162,6 +162,19 @@ class KeyValue(Protocol):
         """
         ...
 
+    async def written(self, after: int, *, most: int) -> tuple[int, set[str] | None]:
+        """The bucket's last revision, and the keys that were written, deleted or expired between a revision and that
+        one, without their values: one request and a stream of small messages, which may be far less than a `get` of
+        each key.
+
+        Args:
+            most: None instead of the keys if the last revision is higher than `after` by more than this.
+
+        Returns:
+            None instead of the keys also if they cannot be told: the bucket is another one, or a replica lags.
+        """
+        ...
+
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
         """Write and return the new revision; `ttl_s` and `revision` as in KvWrite.
 

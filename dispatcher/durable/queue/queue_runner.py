@@ -12,8 +12,9 @@ Laws:
    this queue has reported what it runs. And workers are not asked before a previous owner that did not give up the
    queue has stopped trusting its ownership.
 5. If a client cancelled a job and could not reach us, there is only a record of it. So what was fetched before a doubt
-   starts only after its record has been looked for, and so do tasks that arrive until clients reach us again. Records
-   of what runs are read after each doubt; after a reconnection, those of all fetched jobs.
+   starts only after its record has been looked for, and so do tasks that arrive until clients reach us again. When they
+   do, the keys of all records written meanwhile are read at once, and those of other jobs are looked for no more.
+   Records of what runs are read after each doubt; after a reconnection, those of all fetched jobs.
 """
 
 from __future__ import annotations
@@ -150,6 +151,10 @@ class QueueRunner:
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
         """Whether clients that cancel a task that arrives now reach us. Otherwise there may be a record instead."""
+        self._records_to: int | None = None
+        """The records up to this revision are known to concern no job that waits ..."""
+        self._known_since = 0
+        """... and was last looked for, or fetched, after so many doubts."""
         self._result_ttl_s = context.settings.result_ttl_s
         """Default for tasks that do not set one."""
         self._asking: asyncio.Future[None] | None = None
@@ -289,6 +294,7 @@ class QueueRunner:
             self._newest = self._old_to  # no earlier message will come
         sent_attempts = self._executor.sent_attempts
         sent_attempts.turn, had = await turn.take()
+        self._records_to = sent_attempts.turn
         await context.router.routes.ready()
         self._unlisten = context.router.routes.listen(self._on_route)
         self._follow(context.router.routes.get(self.endpoint))
@@ -717,6 +723,28 @@ class QueueRunner:
         if doubts == self._executor.sent_attempts.doubts:
             self._old_to = max(self._old_to, state.last_sequence)
             self._asked_of = True
+            await self._read_new_records(doubts)
+
+    async def _read_new_records(self, doubts: int) -> None:
+        """Find out whose records were written since this was last known, unless it costs more than to look for each job
+        that waits."""
+        since = self._records_to
+        try:
+            results = await self._context.streams.results()
+            to, keys = await results.written(since or 0, most=len(self.entries))
+        except GanglineError as error:
+            self._log.debug("new results are not known: %s", error, extra={"action": "queue.unknown_results"})
+            return
+        if doubts != self._executor.sent_attempts.doubts:
+            return
+        if keys is not None and since is not None:
+            # Without the endpoint, which some ids have: two jobs may look like one, which costs a look.
+            new = {key.rpartition(".")[2] for key in keys if key.startswith("result.")}
+            for entry in self.entries.values():
+                job = "" if entry.submission is None else entry.submission.job.rpartition(".")[2]
+                if entry.doubts >= self._known_since and job not in new:
+                    entry.doubts = doubts
+        self._records_to, self._known_since = to, doubts
 
     def _on_route(self, endpoint: str, record: RouteRecord | None) -> None:
         if endpoint == self.endpoint:

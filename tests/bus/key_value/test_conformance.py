@@ -516,3 +516,16 @@ async def test_after_close_every_operation_says_so(connect, namespace):
     for refused in (bucket.get("a"), bucket.put("a", b""), bucket.entries(">")):
         with pytest.raises(ClosedError):
             await refused
+
+
+async def test_the_keys_that_are_new_since_a_revision_are_told_without_their_values(bucket):
+    first = await bucket.put("a.b", b"1")
+    last = await bucket.put("c", b"1" * 100)
+    assert await bucket.written(last, most=10) == (last, set())
+    assert await bucket.written(first, most=10) == (last, {"c"})
+    await bucket.put("a.b", b"2")
+    await bucket.delete("c")
+    again = await bucket.put("d", b"1")
+    assert await bucket.written(first, most=10) == (again, {"a.b", "c", "d"})
+    assert await bucket.written(first, most=3) == (again, None), "too many"
+    assert await bucket.written(again + 1, most=10) == (again, None), "of another bucket"

@@ -48,7 +48,7 @@ REST_S: Final = 5.0
 """After the end of a job: how long to wait for earlier messages that have not arrived."""
 
 GAP_S: Final = 10.0
-"""How long to wait for an item that others have overtaken."""
+"""How long to wait for an item that others have overtaken, while there is a dispatcher to store it."""
 _EARLY_ITEMS: Final = 1024
 """How many items may overtake it."""
 _MOST_AT_ONCE: Final = 64
@@ -123,7 +123,8 @@ async def follow(
                 async with asyncio.timeout(GAP_S if missing is not None else None if end is None else REST_S):
                     item = await news.get()
             except TimeoutError:
-                if not signs.readable:
+                waits = missing is not None and end is None and await queries.changes_hands(ref, GAP_S)
+                if waits or not signs.readable:
                     continue
                 if missing is not None:
                     raise missing from None

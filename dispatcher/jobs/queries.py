@@ -287,6 +287,17 @@ class JobQueries:
             return True
         return info.sequence == ref.sequence and info.reason != UNREAD
 
+    async def changes_hands(self, ref: JobRef, within_s: float) -> bool:
+        """Whether the job's queue has no dispatcher that answers, or has its dispatcher only since then."""
+        for endpoint in await self._endpoints_of(ref):
+            try:
+                since = (await self.ask(endpoint, QueueOperation.STATS, None, QueueStats, STATUS_S)).since
+            except Unavailable:
+                continue
+            if self._ambient.wall() - since >= within_s:
+                return False
+        return True
+
     async def _unfinished(self, ref: JobRef) -> bool:
         """Whether its queue has an owner that has not acknowledged it. An owner in doubt does not answer."""
         waits = await self._find(ref._replace(result_kept=False)) is not None

@@ -224,6 +224,7 @@ async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(
 @in_memory
 async def test_an_item_that_is_missing_is_told(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_feed, "GAP_S", 0.2)
+    await rig.take_queue()
     job = await rig.client.submit("images.frames")
     await tell_items(rig, job.id, "ab", start=3)
     with pytest.raises(StreamBroken, match="items 0 to 2 of job"):
@@ -233,6 +234,22 @@ async def test_an_item_that_is_missing_is_told(rig: JobsRig, monkeypatch: pytest
     await rig.end(other.id, items=3)
     with pytest.raises(StreamBroken, match="items 1 to 2 of job"):
         await collect(other.items())
+
+
+@in_memory
+async def test_an_item_that_is_missing_is_waited_for_while_all_dispatchers_restart(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.frames")
+    items = asyncio.ensure_future(collect(job.items()))
+    await tell_items(rig, job.id, "a")
+    await tell_items(rig, job.id, "c", start=2)
+    await asyncio.sleep(4.5 * jobs_feed.GAP_S)
+    dispatcher = await rig.take_queue()
+    dispatcher.since = rig.wall()
+    await asyncio.sleep(0.9 * jobs_feed.GAP_S)
+    assert not items.done()
+    await tell_items(rig, job.id, "b", start=1)
+    await rig.end(job.id, items=3)
+    assert await items == list("abc")
 
 
 @in_memory

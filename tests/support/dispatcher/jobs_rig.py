@@ -137,6 +137,8 @@ class FakeDispatcher:
         self.cancelled: list[str] = []
         self.asked: list[str] = []
         self.messages: list[StreamMessage] = []
+        self.since = 0.0
+        """When it took the queue."""
         self.deaf = 0
         """Number of requests that get no answer."""
 
@@ -176,7 +178,7 @@ class FakeDispatcher:
     def _stats(self) -> QueueStats:
         return QueueStats(
             endpoint=self.endpoint, dispatcher="d1", depth=7, seen=7, running=2, waiting=1, blocked=1, credit=1,
-            leased=3, oldest_s=4.0,
+            leased=3, oldest_s=4.0, since=self.since,
         )  # fmt: skip
 
 

@@ -247,7 +247,9 @@ class JobQueries:
             return False
         if await self._schedule(ref) is not None:  # its dispatcher has just returned it to the server
             await (await self.streams.schedules()).purge(self._names.schedule(ref.id))
-        await self._stop_started(ref, timeout_s)
+        info = info_of_task(ref, found, self._names)
+        unscheduled = info.state is JobState.SCHEDULED and info.cron is None
+        await self._stop_started(ref, timeout_s, unscheduled=unscheduled)
         return True
 
     async def why(self, ref: JobRef, timeout_s: float) -> JobWhyReply:

@@ -847,6 +847,7 @@ class Client(Operations):
                 result_kept=message.result_kept,
                 events=bool(submit is not None and submit.events),
                 submitted=True,
+                created=submitted.created,
             ),
         )
 

@@ -368,6 +368,13 @@ class SyncJob(SyncProxy[Job[Result]], Generic[Result]):
         """Whether it is a recurring schedule (`cron`); each run is a job of its own."""
         return self._target.repeats
 
+    @property
+    def created(self) -> bool | None:
+        """Whether its submission made it. False: its `idempotency_key` stands for a job that was submitted before,
+        with whatever arguments; `status` tells whether that has ended or was cancelled. True also if that
+        cannot be told, since an earlier attempt of this submission was not answered. None: it was looked up."""
+        return self._target.created
+
     @overload
     def of(self, task: Callable[..., AsyncIterator[Any] | Iterator[Any]], /) -> SyncJob[None]: ...
 

@@ -372,6 +372,13 @@ class Job(Generic[Result]):
         """Whether it is a recurring schedule (`cron`); each run is a job of its own."""
         return self._ref.repeats
 
+    @property
+    def created(self) -> bool | None:
+        """Whether its submission made it. False: its `idempotency_key` stands for a job that was submitted before, with
+        whatever arguments; `status` tells whether that has ended or was cancelled. True also if that cannot be told,
+        since an earlier attempt of this submission was not answered. None: it was looked up."""
+        return self._ref.created
+
     @overload
     def of(  # a task that yields: it has no result, but items
         self, task: Callable[..., AsyncIterator[Any] | Iterator[Any]], /

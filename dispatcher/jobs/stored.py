@@ -52,6 +52,8 @@ class JobRef(NamedTuple):
     """Whether each change of its state is published as an event."""
     submitted: bool = False
     """Whether this client submitted it, so it exists or existed."""
+    created: bool | None = None
+    """Whether that made it, unlike an earlier submission with its idempotency key; None: it was not submitted here."""
 
     @property
     def target(self) -> str:

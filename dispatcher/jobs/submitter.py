@@ -265,6 +265,8 @@ class Submitted(NamedTuple):
     message: TaskMessage
     sequence: int | None
     """Its sequence in the stream. None: the job ended before, and nothing was published."""
+    created: bool = True
+    """Whether nobody had submitted a job with its idempotency key before, as far as is known."""
 
 
 class Submitter:
@@ -310,7 +312,7 @@ class Submitter:
         known = self._streams.known_tenant
         tenant = await self._ask_tenant() if known is None else known
         message = self._message(target, args, kwargs, options, part, span, tenant)
-        return Submitted(message, await self._stored(message))
+        return await self._stored(message)
 
     def _message(
         self,
@@ -391,7 +393,7 @@ class Submitter:
 
         async def settle(index: int, message: TaskMessage) -> None:
             try:
-                found[index] = Submitted(message, await self._stored(message, failed.get(index)))
+                found[index] = await self._stored(message, failed.get(index))
             except GanglineError as error:
                 found[index] = error
 
@@ -417,8 +419,8 @@ class Submitter:
         inherited = current_deadline()
         return at if inherited is None else min(at, inherited)
 
-    async def _stored(self, message: TaskMessage, failed: GanglineError | None = None) -> int | None:
-        """Store it in the stream once. Returns its sequence, or None if the job has a result already.
+    async def _stored(self, message: TaskMessage, failed: GanglineError | None = None) -> Submitted:
+        """Store it in the stream once.
 
         Args:
             failed: the error of an attempt that was made before.
@@ -431,15 +433,18 @@ class Submitter:
         while True:
             try:
                 if look and await self._ended(message):
-                    return None
+                    return Submitted(message, None, created=sent)
                 stream = self._tasks
                 if stream is None:
                     stream = self._tasks = await self._streams.tasks()
                 stored = await stream.publish(
                     message.subject, message.data, headers=fields, timeout_s=_try_s(give_up_at)
                 )
-                if not stored.duplicate or await self._is_ours(stream, message, stored.sequence):
-                    return stored.sequence
+                if not stored.duplicate:
+                    return Submitted(message, stored.sequence)
+                if await self._is_ours(stream, message, stored.sequence):
+                    # It may be what we have sent before, without an answer.
+                    return Submitted(message, stored.sequence, created=sent or not message.keyed)
                 taken += 1
                 fields = headers.sent_again(message.headers)
                 id = fields.pop(headers.MESSAGE_ID)

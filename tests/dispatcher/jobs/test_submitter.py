@@ -80,6 +80,8 @@ async def test_the_same_idempotency_key_makes_one_task(rig: JobsRig) -> None:
     jobs += await asyncio.gather(*(client.submit("images.echo", value=1) for _ in range(5)))
     assert len({job.id for job in jobs}) == 1
     assert len(await rig.stored()) == 1
+    assert [job.created for job in jobs] == [True] + [False] * 7
+    assert (await rig.client.submit("images.echo")).created and rig.client.job(jobs[0].id).created is None
 
 
 @in_memory
@@ -91,6 +93,7 @@ async def test_a_key_whose_job_ended_is_not_submitted_again(rig: JobsRig) -> Non
     again = await client.submit("images.echo")
     assert again.id == job.id and await rig.stored() == []
     assert await again.result() == "done before"
+    assert job.created and again.created is False
 
 
 @on_both_buses
@@ -124,6 +127,7 @@ async def test_many_with_one_key_are_submitted_once(rig: JobsRig) -> None:
     first = await client.submit_many("images.echo", [{"value": n} for n in range(3)])
     second = await client.submit_many("images.echo", [{"value": n} for n in range(4)])
     assert [job.id for job in second[:3]] == [job.id for job in first]
+    assert [job.created for job in (*first, *second)] == [True] * 3 + [False] * 3 + [True]
     assert len(await rig.stored()) == 4
 
 

@@ -472,6 +472,8 @@ class Submitter:
                 schedules = await self._streams.schedules()
                 if await schedules.last(self._streams.names.schedule(message.job)) is not None:
                     return True
+                if message.repeats:
+                    return False  # somebody has cancelled it since, and whatever record there is tells that
             # It has ended and left a result, unless that was kept for less time than the id is remembered.
             kept_s = float(message.headers.get(headers.RESULT_TTL, DUPLICATES_S))
             return not message.keyed or kept_s < DUPLICATES_S or await self._ended(message)

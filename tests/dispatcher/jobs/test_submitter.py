@@ -96,6 +96,23 @@ async def test_a_key_whose_job_ended_is_not_submitted_again(rig: JobsRig) -> Non
     assert job.created and again.created is False
 
 
+@in_memory
+async def test_a_schedule_that_was_cancelled_while_a_task_waited_is_stored_when_it_is_declared_again(
+    rig: JobsRig,
+) -> None:
+    every = rig.client.options(cron="@every 10s", idempotency_key="ticks")
+    job = await every.submit("images.echo")
+    await rig.schedule_all()
+    await asyncio.sleep(1)
+    await rig.client.submit("images.echo")  # perhaps a run of it, and no dispatcher
+    assert await job.cancel()
+    await asyncio.sleep(1)
+    again = await every.submit("images.echo")
+    assert again.id == job.id and again.created
+    assert (await again.status()).state is JobState.SCHEDULED
+    assert len(await rig.stored()) == 2
+
+
 @on_both_buses
 async def test_a_message_id_that_others_have_used_keeps_no_task_from_the_stream(rig: JobsRig) -> None:
     tasks = await rig.tasks()

@@ -823,7 +823,7 @@ class QueueRunner:
         search = self._searches.get(job)
         if search is None:
             search = self._searches[job] = self._tasks.start(self._finder.find(job))
-            search.add_done_callback(lambda _: self._searches.pop(job, None))
+            search.add_done_callback(functools.partial(self._searched, job))
         await asyncio.wait((search,), timeout=_SEARCH_S)
         if search.cancelled():
             raise self._changing_hands()
@@ -834,6 +834,11 @@ class QueueRunner:
             "the dispatcher is reading the rest: ask again",
             details={"job": job, "certain": False, "reading": True},
         )
+
+    def _searched(self, job: str, search: asyncio.Future[StreamMessage | None]) -> None:
+        del self._searches[job]
+        if not search.cancelled():
+            search.exception()  # whoever asked may have got another answer meanwhile
 
     def read_ahead(self, message: StreamMessage) -> None:
         """Let a message beyond the window take part in the queue."""

@@ -410,7 +410,7 @@ class JobQueries:
 
     async def _asked(self, ref: JobRef, operation: QueueOperation, reply: type[R], timeout_s: float) -> Asked[R]:
         held, certain = False, _endpoint_of(ref) is not None
-        request = JobRequest(job=ref.id, sequence=0 if ref.scheduled else ref.sequence or 0)
+        request = JobRequest(job=ref.id, sequence=_sequence_of(ref) or 0)
         for endpoint in await self._endpoints_of(ref):
             try:
                 return Asked(await self._ask_while_it_reads(endpoint, operation, request, reply, timeout_s), True)
@@ -530,11 +530,7 @@ class JobQueries:
         """
         names, endpoint = self._names, _endpoint_of(ref)
         prefix = names.tasks[:-1]
-        sequence = None if ref.scheduled else ref.sequence
-        if asked is not None and asked.sequence is not None:
-            sequence = asked.sequence
-        elif sequence is None and is_number(ref.id):
-            sequence = int(ref.id)
+        sequence = _sequence_of(ref) if asked is None or asked.sequence is None else asked.sequence
         if sequence is not None:
             message = await (await self.streams.tasks(make=False)).get(sequence)
             here = message is not None and message.subject.startswith(prefix) and job_of(message, prefix) == ref.id
@@ -647,6 +643,11 @@ def info_of_record(record: ResultRecord) -> JobInfo:
 
 def _nobody(endpoint: str | None) -> str:
     return f"no dispatcher has the queue of {endpoint!r}: start one with 'gangline dispatcher'"
+
+
+def _sequence_of(ref: JobRef) -> int | None:
+    """Where its message was stored first. A delayed one is elsewhere once the server has returned it."""
+    return int(ref.id) if ref.sequence is None and is_number(ref.id) else ref.sequence
 
 
 def _endpoint_of(ref: JobRef) -> str | None:

@@ -974,3 +974,27 @@ async def test_a_delayed_job_is_known_and_cancelled_while_its_dispatcher_doubts_
         with pytest.raises(JobCancelled):
             await dropped.result()
     assert {job for job, _, _, _ in site.starts} == {kept.id}
+
+
+@simulated()
+async def test_a_delayed_job_is_cancelled_though_its_delivery_to_the_dispatcher_was_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _two(site)
+    receive, lost = QueueRunner._receive, list[StreamMessage]()
+
+    def lose_the_first(runner: QueueRunner, message: StreamMessage, *, ahead: bool = False) -> None:
+        if lost:
+            receive(runner, message, ahead=ahead)
+        else:
+            lost.append(message)
+
+    monkeypatch.setattr(QueueRunner, "_receive", lose_the_first)
+    async with site.client() as client:
+        delayed = await client.options(delay_s=60.0).submit("work.square", 3)
+        while not lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        assert await (await client.submit("work.square", 4)).result() == 16
+        assert await delayed.cancel()
+        with pytest.raises(JobCancelled):
+            await delayed.result()

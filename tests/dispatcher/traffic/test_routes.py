@@ -84,7 +84,7 @@ async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> N
     counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
     assert abs(counted["v2"] - 250) < bound(500, 0.5), counted
     requests = rig.router.metrics._requests.now()
-    assert {key for key, number in requests if number} == {("e", "v1"), ("e", "v2")}
+    assert {key for key, number in requests if number} == {("test", "e", "v1"), ("test", "e", "v2")}
     assert sum(number for _, number in requests) == 1000
 
 

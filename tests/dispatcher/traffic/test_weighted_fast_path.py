@@ -23,8 +23,8 @@ from .test_routes import call, crew, set_route, traffic
 def requests(rig: Rig) -> Counter[tuple[str, ...]]:
     """How many were counted, by endpoint and pool."""
     found: Counter[tuple[str, ...]] = Counter()
-    for key, number in rig.router.metrics._requests.now():
-        found[key] += number
+    for (_namespace, *key), number in rig.router.metrics._requests.now():
+        found[tuple(key)] += number
     return found
 
 

@@ -80,17 +80,6 @@ def test_each_law_has_a_planted_bug_in_the_quick_suite_and_those_of_the_design_h
     assert [law for law in (f"L{number}" for number in range(1, 13)) if laws.count(law) < 2] == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.id in HINTS], ids=lambda mutant: mutant.id)
-def test_each_hint_is_among_the_seeds_that_must_catch_the_bug(mutant: Mutant):
-    missing = set(HINTS[mutant.id])
-    for plan in mutant.plans():
-        missing.discard(plan.seed)
-        if not missing:
-            return
-    pytest.fail(f"not among the first {mutant.seeds} plans: {sorted(missing)}; run tests.sim.caught_by")
-
-
 def test_a_hint_only_changes_what_is_tried_first():
     mutant = next(mutant for mutant in MUTANTS if mutant.seeds < 100 and not mutant.needs(mutant.draw(0)))
     usual = [plan.seed for plan in mutant.plans()]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
@@ -39,20 +39,25 @@ async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEnt
     Raises:
         StorageUnavailable, Disconnected.
     """
+    async with _in_time(bucket, f"{', '.join(patterns)} of"):
+        found = await _patiently(bucket, patterns, _MOST_READ)
+        if found is None:
+            try:
+                found = await _by_consumer(bucket, patterns)
+            except NotPermitted:  # for example a worker, which can wait a little longer
+                found = await _patiently(bucket, patterns, sys.maxsize) or []
+    return [stored.entry() for stored in sorted(found, key=lambda one: one.revision) if not stored.marker]
+
+
+@contextlib.asynccontextmanager
+async def _in_time(bucket: BucketOwner, what: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(bucket.bus.api.timeout_s):
-            found = await _patiently(bucket, patterns, _MOST_READ)
-            if found is None:
-                try:
-                    found = await _by_consumer(bucket, patterns)
-                except NotPermitted:  # for example a worker, which can wait a little longer
-                    found = await _patiently(bucket, patterns, sys.maxsize) or []
+            yield
     except TimeoutError:
         raise StorageUnavailable(
-            f"JetStream did not list {', '.join(patterns)} of {bucket.name!r} in time: try again",
-            may_have_started=False,
+            f"JetStream did not list {what} {bucket.name!r} in time: try again", may_have_started=False
         ) from None
-    return [stored.entry() for stored in sorted(found, key=lambda one: one.revision) if not stored.marker]
 
 
 async def _patiently(bucket: BucketOwner, patterns: tuple[str, ...], most: int) -> list[StoredEntry] | None:
@@ -104,13 +109,9 @@ async def newest(bucket: BucketOwner, pattern: str, limit: int, before: int | No
     Raises:
         StorageUnavailable, Disconnected.
     """
-    try:
-        answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", None, what=f"look at {bucket.name}")
-    except ApiError as error:
-        if error.number == STREAM_NOT_FOUND:
-            return []
-        raise
-    first, last = int(answer["state"]["first_seq"]), int(answer["state"]["last_seq"])
+    if (revisions := await _revisions(bucket)) is None:
+        return []
+    first, last = revisions
     high, span = (last if before is None else min(last, before - 1)), max(_LEAST_SPAN, 2 * limit)
     found: list[StoredEntry] = []
     while high >= max(first, 1) and len(found) < limit:
@@ -122,6 +123,17 @@ async def newest(bucket: BucketOwner, pattern: str, limit: int, before: int | No
         found += sorted((stored for part in parts for stored in part), key=lambda one: -one.revision)
         high, span = low - 1, span * 4
     return [stored.entry() for stored in found[:limit]]
+
+
+async def _revisions(bucket: BucketOwner) -> tuple[int, int] | None:
+    """The first and the last one; None: the bucket vanished."""
+    try:
+        answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", None, what=f"look at {bucket.name}")
+    except ApiError as error:
+        if error.number == STREAM_NOT_FOUND:
+            return None
+        raise
+    return int(answer["state"]["first_seq"]), int(answer["state"]["last_seq"])
 
 
 async def _span(bucket: BucketOwner, pattern: str, low: int, high: int) -> list[StoredEntry]:
@@ -144,22 +156,13 @@ async def written(bucket: BucketOwner, after: int, most: int) -> tuple[int, set[
     Raises:
         StorageUnavailable, Disconnected.
     """
-    try:
-        answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", None, what=f"look at {bucket.name}")
-    except ApiError as error:
-        if error.number == STREAM_NOT_FOUND:
-            return 0, None
-        raise
-    last = int(answer["state"]["last_seq"])
+    if (revisions := await _revisions(bucket)) is None:
+        return 0, None
+    _, last = revisions
     if not after < last <= after + most:
         return last, set() if last == after else None
-    try:
-        async with asyncio.timeout(bucket.bus.api.timeout_s):
-            found = await _by_consumer(bucket, (">",), after=after)
-    except TimeoutError:
-        raise StorageUnavailable(
-            f"JetStream did not list what is new in {bucket.name!r} in time: try again", may_have_started=False
-        ) from None
+    async with _in_time(bucket, "what is new in"):
+        found = await _by_consumer(bucket, (">",), after=after)
     complete = max((stored.revision for stored in found), default=0) >= last
     return last, {stored.key for stored in found} if complete else None
 

@@ -162,8 +162,8 @@ class Leadership:
                 await self._sets.start(reading.raw_sets)
                 break
             except GanglineError as error:
-                if context.lines.admit("sets") is not None:
-                    self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
+                extra = {"action": "gangset.watch_failed"}
+                context.lines.write(self._log.info, "cannot follow the sets: %s", error, extra=extra)
                 await asyncio.sleep(_RETRY_S)
         await self._serve()
         if context.shell.disconnects:
@@ -172,12 +172,8 @@ class Leadership:
         await self._heard_by_the_server()
         self._tasks.start(self._sweep())
         self._tasks.start(self._measure())
-        if context.lines.admit("leads") is not None:
-            gangs, workers = len(self.core.gangs()), len(context.worker_registry)
-            self._log.info(
-                "leads: %s, %s", count_of(gangs, "gang"), count_of(workers, "worker"),
-                extra={"action": "coordinator.leads"},
-            )  # fmt: skip
+        gangs, workers = count_of(len(self.core.gangs()), "gang"), count_of(len(context.worker_registry), "worker")
+        context.lines.write(self._log.info, "leads: %s, %s", gangs, workers, extra={"action": "coordinator.leads"})
         self._on_ready()
 
     async def _complete(self, restore: Callable[[], Awaitable[None]]) -> None:
@@ -196,8 +192,8 @@ class Leadership:
                 )
                 return
             except GanglineError as error:
-                if context.lines.admit("complete") is not None:
-                    self._log.info("the ledger is not complete yet: %s", error, extra={"action": "ledger.not_restored"})
+                extra = {"action": "ledger.not_restored"}
+                context.lines.write(self._log.info, "the ledger is not complete yet: %s", error, extra=extra)
                 await asyncio.sleep(_RETRY_S)
 
     async def _write_back(self) -> None:

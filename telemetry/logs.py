@@ -79,6 +79,11 @@ class LineLimit:
         self._next[key] = due + self._every_s
         return self._left_out.pop(key, 0)
 
+    def write(self, say: Callable[..., None], text: str, *args: object, extra: Mapping[str, object]) -> None:
+        """Write a line by a method of a log, such as `log.info`, unless there were too many of its action."""
+        if self.admit(str(extra["action"])) is not None:
+            say(text, *args, extra=extra, stacklevel=2)
+
 
 class FloodFilter(logging.Filter):
     """Keeps the warnings and errors of this package that others can cause (unreadable records, dead letters) from

@@ -175,10 +175,8 @@ class Elector:
         except Conflict:
             self.tell(on.ClaimLost(**self._clock.moment()))
         except (GanglineError, TimeoutError) as error:
-            if self._lines.admit("claim") is not None:
-                self._log.warning(
-                    "the claim to lead was not answered: %s", error, extra={"action": "election.claim_unknown"}
-                )
+            extra = {"action": "election.claim_unknown"}
+            self._lines.write(self._log.warning, "the claim to lead was not answered: %s", error, extra=extra)
             await asyncio.sleep(_RETRY_S)
             self.tell(on.ClaimUnknown(**self._clock.moment()))
         else:
@@ -198,8 +196,8 @@ class Elector:
             self.deposed()
         except (GanglineError, TimeoutError) as error:
             self._on_outage()
-            if self._lines.admit("renewal") is not None:
-                self._log.info("leadership was not renewed: %s", error, extra={"action": "election.renewal_failed"})
+            extra = {"action": "election.renewal_failed"}
+            self._lines.write(self._log.info, "leadership was not renewed: %s", error, extra=extra)
             self.tell(on.RenewFailed(**self._clock.moment()))
         else:
             self.tell(on.Renewed(**self._clock.moment(), started_at=started_at))

@@ -463,8 +463,8 @@ class GangEffectExecutor:
         self.writer.commit(effect)
 
     def _stop(self, effect: do.StepDown) -> None:
-        if self._context.lines.admit("yields") is not None:
-            self._log.info("no longer leads: %s", effect.reason, extra={"action": "coordinator.yields"})
+        extra = {"action": "coordinator.yields"}
+        self._context.lines.write(self._log.info, "no longer leads: %s", effect.reason, extra=extra)
 
     def _wake_at(self, at: float | None) -> None:
         if self._timer is not None:

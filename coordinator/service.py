@@ -12,15 +12,14 @@ from typing import Final
 from ..bus.lifecycle import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent, KeyValue, Message
 from ..bus.port.subjects import Subscription
-from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
+from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of, with_other_ledger
 from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
-from ..schemas.errors.base import MalformedMessage, ShardConflict, Unavailable
+from ..schemas.errors.base import ShardConflict, Unavailable
 from ..schemas.names import GangOperation, Names
 from ..schemas.records.history import HistoryKind
-from ..schemas.wire.codec import from_json
 from ..telemetry.logs import LineLimit, Log, logger_for
 from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
@@ -251,8 +250,8 @@ class Coordinator(Service[CoordinatorState]):
 
     def _lead(self, number: int) -> None:
         assert self._context is not None and self.term is None
-        if self._context.lines.admit("elected") is not None:
-            self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
+        extra = {"action": "coordinator.elected", "term": number}
+        self._context.lines.write(self._log.info, "was elected", extra=extra)
         self._recorded(HistoryKind.LEADER_ELECTED, number)
         self.term = Leadership(self._context, number=number, on_ready=self._ready)
         self.term.begin()
@@ -349,14 +348,9 @@ class LedgerComparison:
             self._suspected = set(self._others)
 
     def _on_answer(self, message: Message) -> None:
-        try:
-            answer = from_json(message.data)
-            about = answer["metadata"]
-            ledger, ours = about.get("ledger"), about.get("namespace") == self._names.namespace
-            if ours and isinstance(ledger, str) and ledger and ledger != self._kv.created:
-                self._others[ledger] = str(about.get("place", ""))[:200]
-        except (MalformedMessage, TypeError, KeyError, AttributeError):
-            return  # the answer of another service
+        about = with_other_ledger(message, self._names.namespace, self._kv.created)
+        if about is not None:
+            self._others[about["ledger"]] = about["place"]
 
 
 def coordinator_service(

@@ -17,7 +17,8 @@ from importlib import metadata
 from typing import Any, Final
 
 from ...runtime.clock import Environment
-from ...schemas.errors.base import InvalidSettings, PayloadTooLarge, Unavailable
+from ...schemas.errors.base import InvalidSettings, MalformedMessage, PayloadTooLarge, Unavailable
+from ...schemas.wire.codec import from_json
 from ..port.bus import Bus, Handler, Message
 from ..port.subjects import Subscription
 
@@ -191,6 +192,24 @@ class MicroService:
 def statistics_of(counts: Mapping[str, Sequence[int]]) -> list[EndpointStatistics]:
     """Statistics from requests and errors by endpoint."""
     return [EndpointStatistics(name=name, requests=each[0], errors=each[1]) for name, each in counts.items()]
+
+
+def with_other_ledger(answer: Message, namespace: str, ours: str) -> dict[str, str] | None:
+    """What a service says of itself when it is pinged, if it is of our namespace and uses another ledger than we do:
+    servers of two JetStream domains, such as a hub and a leaf node, share subjects but not storage. `place` is where it
+    is connected.
+
+    Args:
+        ours: when our ledger was created.
+    """
+    try:
+        about = from_json(answer.data)["metadata"]
+        ledger = about.get("ledger")
+        if about.get("namespace") != namespace or not isinstance(ledger, str) or ledger in ("", ours):
+            return None
+        return {"place": "", **{str(name): str(text)[:200] for name, text in about.items()}}
+    except (MalformedMessage, TypeError, KeyError, AttributeError):
+        return None  # another service's answer
 
 
 def _statistics_body(endpoint: Endpoint, counters: EndpointStatistics) -> dict[str, Any]:

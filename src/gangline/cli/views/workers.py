@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import time
@@ -17,14 +16,14 @@ from ...board.board_core import Board, Delta, Table
 from ...board.feed import BoardFeed, following, read_board
 from ...board.slots import state_of
 from ...bus.port.bus import ConnectionEvent, Message
+from ...bus.rpc.micro_service import with_other_ledger
 from ...dispatcher.client.client import Client
 from ...dispatcher.client.operations import shared_limits
-from ...schemas.errors.base import Disconnected, MalformedMessage, Unavailable
+from ...schemas.errors.base import Disconnected, Unavailable
 from ...schemas.names import public_id, rate_of
 from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, MethodInfo, Registration
 from ...schemas.schedules import short_cron
 from ...schemas.text import count_of, plain
-from ...schemas.wire.codec import from_json
 from ..console.options import ConnectionOptions
 from ..console.output import Listing, console, duration, echo, slots_bar
 from ..console.session import open_client
@@ -77,10 +76,9 @@ async def read_elsewhere(client: Client, pool: str | None) -> list[str]:
     found: dict[str, str] = {}
 
     def on_answer(message: Message) -> None:
-        with contextlib.suppress(MalformedMessage, TypeError, KeyError, AttributeError):  # another service's answer
-            about = from_json(message.data)["metadata"]
-            if about["namespace"] == names.namespace and pool in (None, about["pool"]) and about["ledger"] != ours:
-                found[f"{about['pool']}.{about['worker']}"] = about["place"]
+        about = with_other_ledger(message, names.namespace, ours)
+        if about is not None and {"pool", "worker"} <= about.keys() and pool in (None, about["pool"]):
+            found[f"{about['pool']}.{about['worker']}"] = about["place"]
 
     try:
         answers = await bus.subscribe(f"{bus.inbox}.workers", on_answer)

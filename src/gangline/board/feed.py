@@ -272,18 +272,14 @@ class BoardFeed:
             self.board.answer_queues(await self._client.queues())
 
     async def _ask_gangs(self) -> None:
-        coordinator = self._client.router.gangs.coordinator_client
         with self._passing_over("gangs"):
-            told = await coordinator.ask_for(GangListReply, GangOperation.LIST, GangListRequest(), ASK_S)
-            self.board.answer_gangs(told.gangs)
+            await ask_gangs(self._client, self.board)
         if "why" in self._parts:
             await asyncio.gather(*(self._ask_why(id) for id in self.board.queued[:MOST_ASKED]))
 
     async def _ask_why(self, gang: str) -> None:
-        coordinator = self._client.router.gangs.coordinator_client
         with self._passing_over(f"why {gang}"):
-            why = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), ASK_S)
-            self.board.answer_why(why, self._clock())
+            await ask_why(self._client, self.board, gang, self._clock)
 
     @contextlib.contextmanager
     def _passing_over(self, what: str) -> Iterator[None]:
@@ -332,3 +328,20 @@ async def following(feed: BoardFeed) -> AsyncIterator[BoardFeed]:
         yield feed
     finally:
         await feed.close()
+
+
+async def ask_gangs(client: Client, board: Board) -> None:
+    """Have coordinators tell the board of all gangs.
+
+    Raises:
+        GanglineError: no coordinator runs, or this user may not ask.
+    """
+    coordinator = client.router.gangs.coordinator_client
+    board.answer_gangs((await coordinator.ask_for(GangListReply, GangOperation.LIST, GangListRequest(), ASK_S)).gangs)
+
+
+async def ask_why(client: Client, board: Board, gang: str, clock: Callable[[], float] = time.time) -> None:
+    """Likewise, what a queued gang waits for, and which slots are kept for it."""
+    coordinator = client.router.gangs.coordinator_client
+    why = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), ASK_S)
+    board.answer_why(why, clock())

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..schemas.errors.base import GanglineError
-from ..schemas.messages.gangs import GangListReply, GangListRequest, GangQuery, GangWhyReply
 from ..schemas.messages.jobs import JobLine, JobObstacle, JobWhyReply
-from ..schemas.names import GangOperation, rate_of
+from ..schemas.names import rate_of
 from ..schemas.records.workers import LimitRecord
 from ..schemas.text import count_of, rate_in_words
 from .board_core import Board
+from .feed import MOST_ASKED, ask_gangs, ask_why
 from .outlook import slots_in_use
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _REFUSED = "lease_busy"
 """The worker that it was sent to had no share."""
 _MOST_HOLDERS: Final = 8
-_ASK_S: Final = 1.0
 
 
 async def why_job(client: Client, job: Job[object], board: Board | None = None) -> JobWhyReply:
@@ -71,12 +70,9 @@ async def _board_of(client: Client, pool: str) -> Board:
 
 async def _ask_what_is_kept(client: Client, board: Board) -> None:
     """What is reserved may be kept for a gang, which its coordinator knows."""
-    coordinator = client.router.gangs.coordinator_client
-    gangs = (await coordinator.ask_for(GangListReply, GangOperation.LIST, GangListRequest(), _ASK_S)).gangs
-    board.answer_gangs(gangs)
-    for gang in board.queued:
-        why = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), _ASK_S)
-        board.answer_why(why, time.time())
+    await ask_gangs(client, board)
+    for gang in board.queued[:MOST_ASKED]:
+        await ask_why(client, board, gang)
     board.take()
 
 

@@ -7,6 +7,7 @@ converted on the way out; the receiving side converts back from its own annotati
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 import os
@@ -134,6 +135,15 @@ def packing(**options: Any) -> Callable[[Any], bytes]:
 
 
 pack: Final = packing(default=_plain)
+
+
+def pack_text(value: Any) -> str:
+    """msgpack as base64: in JSON, a value of which JSON would lose something.
+
+    Raises:
+        InvalidRequest: the value (or something in it) cannot be serialized.
+    """
+    return base64.b64encode(pack(value)).decode()
 
 
 def _atom_packing() -> Callable[[Any], bytes | None]:

@@ -7,7 +7,6 @@ throttled to one per 50 ms (latest wins). The first is sent at once, the last be
 from __future__ import annotations
 
 import asyncio
-import base64
 from typing import Any, Final, Protocol
 
 from ...bus.port.bus import Bus
@@ -107,7 +106,7 @@ class ProgressPublisher:
             number=self._number + 1,
             at=round(self._ambient.wall(), 3),
             value=value,
-            packed=base64.b64encode(codec.pack(value)).decode() if codec.loses_in_json(value) else None,
+            packed=codec.pack_text(value) if codec.loses_in_json(value) else None,
         )
         try:
             self._bus.publish(self._names.job(self._job, JobFeed.PROGRESS), codec.to_json(report))

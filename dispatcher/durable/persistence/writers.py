@@ -7,7 +7,6 @@ ownership of the queue is in doubt.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -341,7 +340,6 @@ class JobEventPublisher(StorageWriter[_Telling]):
 
 def _item(job: str, attempt: int, index: int, value: Any, fmt: Format) -> bytes:
     if fmt is Format.MSGPACK:
-        body = base64.b64encode(codec.pack(value)).decode()
-        item = JobItem(job=job, attempt=attempt, index=index, value=body, encoding="msgpack")
+        item = JobItem(job=job, attempt=attempt, index=index, value=codec.pack_text(value), encoding="msgpack")
         return item.model_dump_json().encode()
     return codec.to_json(JobItem(job=job, attempt=attempt, index=index, value=value))

@@ -66,6 +66,8 @@ WAITS: Final = (
     "/ sum by (namespace, {0}) ([gangline.worker.gang_members] > 0)"
 )
 """The share of its time that a rank waits for the other ranks of its gang."""
+GONE: Final = "{0} (max_over_time([{1}][1d])) unless {0} ([{1}])"
+"""What was exported within the last day, and no longer is."""
 
 DASHBOARDS: Final = (
     Dashboard(
@@ -661,10 +663,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="QueueLost",
-        expression=(
-            "max by (namespace, endpoint) (max_over_time([gangline.queue.depth][1d])) "
-            "unless max by (namespace, endpoint) ([gangline.queue.depth])"
-        ),
+        expression=GONE.format("max by (namespace, endpoint)", "gangline.queue.depth"),
         lasts="5m",
         severity="critical",
         summary="No dispatcher reports the queue {{ $labels.endpoint }} any more",
@@ -675,10 +674,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="PoolLost",
-        expression=(
-            "sum by (namespace, pool) (max_over_time([gangline.worker.slots.total][1d])) "
-            "unless sum by (namespace, pool) ([gangline.worker.slots.total])"
-        ),
+        expression=GONE.format("sum by (namespace, pool)", "gangline.worker.slots.total"),
         lasts="5m",
         severity="critical",
         summary="Pool {{ $labels.pool }} has lost all its workers",
@@ -708,10 +704,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="LeaderLost",
-        expression=(
-            "max by (namespace, shard) (max_over_time([gangline.coordinator.term][1d])) unless max by "
-            "(namespace, shard) ([gangline.coordinator.term])"
-        ),
+        expression=GONE.format("max by (namespace, shard)", "gangline.coordinator.term"),
         lasts="2m",
         severity="critical",
         summary="No coordinator leads in {{ $labels.namespace }}",

@@ -220,6 +220,9 @@ class WorkerServer:
         if subject != self._frames_channel and subject != self._frames_subject:
             operation = subject.rpartition(".")[2]
             if self.core.doubted:
+                if operation == Operation.TEARDOWN:
+                    # Members must stop now, whoever has the id. Only the answer waits.
+                    self.operations.take(operation, Message(subject, message.data, headers=message.headers))
                 self._held.append(message)
             elif operation == Operation.HOLD and not self.registrar.sure(now):
                 # Nothing can be committed without storage, so it costs nothing if a hold waits for it.

@@ -44,6 +44,22 @@ async def test_until_its_id_is_confirmed_it_starts_nothing_and_speaks_for_nobody
 
 
 @on_rig()
+async def test_a_teardown_stops_members_before_the_id_is_confirmed_and_is_answered_after(rig: Rig, leader: Leader):
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "wait", token=seat.token))
+    await rig.hand.quiet()
+    rig.hub.storage_down()
+    stand_still(rig.worker)
+    teardown = asyncio.ensure_future(leader.teardown())
+    assert (await rig.hand.answer(1))[2] == "task_cancelled"
+    await rig.hand.quiet(2.0)
+    assert not teardown.done(), "perhaps it is not its id any more"
+    rig.hub.storage_back()
+    assert (await teardown)["stopped"]
+    assert load_of(rig) == (0, 0)
+
+
+@on_rig()
 async def test_one_whose_id_was_taken_leaves_without_a_word_for_its_successor(rig: Rig):
     first, bus = rig.worker, rig.worker_bus
     rig.hub.partition(bus)  # what comes meanwhile, it reads when it wakes

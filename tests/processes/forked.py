@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from .fork_server import ForkedProcess, send
+from .fork_server import PATIENT, ForkedProcess, send
 
 START_TIMEOUT_S = 120.0
 
@@ -61,7 +61,7 @@ class ForkServer:
 
         Args:
             what: `["-m", module, arguments...]` or `["-c", code, arguments...]`.
-            environment: all of it; None: ours.
+            environment: all of it; None: ours, and the process is patient: see `fork_server.be_patient`.
             stdout: with PIPE, `ForkedProcess.stdout` reads it as text.
             forks_children: the `gangline` processes that it starts are forked as well.
         """
@@ -69,7 +69,7 @@ class ForkServer:
         request = {
             {"-m": "module", "-c": "code"}[how]: name,
             "arguments": arguments,
-            "environment": dict(os.environ if environment is None else environment),
+            "environment": {**os.environ, PATIENT: "1"} if environment is None else dict(environment),
             "cwd": str(Path.cwd() if cwd is None else cwd),
             "forks_children": forks_children,
         }

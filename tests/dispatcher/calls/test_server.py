@@ -301,8 +301,11 @@ asyncio.run(main())
 
 
 @contextlib.asynccontextmanager
-async def process(forks: ForkServer, code: str, *arguments: str, says: str) -> AsyncIterator[ForkedProcess]:
-    running = forks.start(["-c", code, *arguments], stdout=subprocess.PIPE)
+async def process(
+    forks: ForkServer, code: str, *arguments: str, says: str, patient: bool = True
+) -> AsyncIterator[ForkedProcess]:
+    environment = None if patient else os.environ
+    running = forks.start(["-c", code, *arguments], environment=environment, stdout=subprocess.PIPE)
     assert running.stdout is not None
     try:
         assert (await asyncio.to_thread(running.stdout.readline)).strip() == says
@@ -316,8 +319,8 @@ async def process(forks: ForkServer, code: str, *arguments: str, says: str) -> A
 @pytest.mark.processes
 async def test_a_killed_router_gives_its_reservations_back(server: ServerRig, forks: ForkServer) -> None:
     """When its claims expire; how soon that is, tests/worker/slots/test_admission_core.py tells on virtual time."""
-    one = await server.worker("w1", make_pool(slots=2))
-    async with process(forks, HOLDER, server.url, server.names.namespace, says="held") as holder:
+    one, where = await server.worker("w1", make_pool(slots=2)), (server.url, server.names.namespace)
+    async with process(forks, HOLDER, *where, says="held", patient=False) as holder:
         assert one.statistics().load.reserved == 2
         granted_until = one.core.next_deadline() or 0.0
         await until(lambda: (one.core.next_deadline() or 0.0) > granted_until, "both are renewed")
@@ -353,7 +356,8 @@ async def test_calls_to_a_killed_worker_are_retried_where_safe(server: ServerRig
 @pytest.mark.processes
 async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(server: ServerRig, forks: ForkServer) -> None:
     client = await server.client()
-    async with process(forks, SERVER, server.url, server.names.namespace, "w1", says="serving") as frozen:
+    where = (server.url, server.names.namespace, "w1")
+    async with process(forks, SERVER, *where, says="serving", patient=False) as frozen:
         assert await client.call("images.nap", 0) == "done"
         os.kill(frozen.pid, signal.SIGSTOP)
         try:

@@ -8,7 +8,7 @@ from gangline.bench.overload import KINDS, Load, imagine
 
 from ..scale import repetitions
 
-SECONDS = repetitions(2, whole=10)
+SECONDS = repetitions(2, whole=4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ from .judge import checked
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
-TASKS = repetitions(200, whole=1000)
+TASKS = repetitions(200, whole=500)
 
 
 @pytest.mark.long

@@ -59,5 +59,5 @@ async def test_a_stream_that_obeys_headers_of_others_is_found(
 
 async def test_shipped_permissions_and_streams_hold() -> None:
     async with observing() as (observer, port):
-        most = repetitions(60, whole=600)
+        most = repetitions(60, whole=300)
         assert await check_permissions(observer, port, 1, seconds=PATIENCE_S, most=most) == (most, [])

@@ -17,9 +17,9 @@ from bench.fuzz.run import _Fire, _of_log, fuzz
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 async def test_hostile_messages_on_all_doors_do_no_harm() -> None:
-    verdict = await fuzz(1, seconds=600.0, most=8000)
+    verdict = await fuzz(1, seconds=600.0, most=4000)
     assert not verdict.findings, verdict.text()
-    assert verdict.sent.total() == 8000 and len(verdict.sent) == 11 and min(verdict.sent.values()) > 50
+    assert verdict.sent.total() == 4000 and len(verdict.sent) == 11 and min(verdict.sent.values()) > 25
 
 
 async def test_a_slow_system_is_given_time_while_it_answers_and_what_it_forgets_is_found() -> None:

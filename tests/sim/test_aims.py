@@ -18,8 +18,8 @@ from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
 SEEDS = {
-    "plain": int(os.environ.get("SIM_SEEDS", repetitions(1, whole=12))),
-    "gangs": int(os.environ.get("SIM_GANG_SEEDS", repetitions(1, whole=20))),
+    "plain": int(os.environ.get("SIM_SEEDS", repetitions(1, whole=6))),
+    "gangs": int(os.environ.get("SIM_GANG_SEEDS", repetitions(1, whole=10))),
 }
 
 

@@ -17,9 +17,9 @@ from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
 SEEDS = {
-    "plain": int(os.environ.get("SIM_SEEDS", repetitions(2, whole=20))),
-    "gangs": int(os.environ.get("SIM_GANG_SEEDS", repetitions(1, whole=12))),
-    "durable": int(os.environ.get("SIM_DURABLE_SEEDS", 12)),
+    "plain": int(os.environ.get("SIM_SEEDS", repetitions(2, whole=10))),
+    "gangs": int(os.environ.get("SIM_GANG_SEEDS", repetitions(1, whole=6))),
+    "durable": int(os.environ.get("SIM_DURABLE_SEEDS", 6)),
 }
 KINDS = {"plain": {}, "gangs": {"gangs": True}, "durable": {"durable": True}}
 

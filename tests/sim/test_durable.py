@@ -29,7 +29,7 @@ from gangline.testing.sim.run import run
 from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", repetitions(0, whole=12)))
+SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", repetitions(0, whole=6)))
 QUICK = [0, 2, 3]
 """All that befalls durable tasks befalls some of these."""
 
@@ -82,7 +82,7 @@ LONG = {draw_listed_plan, draw_returned_plan, draw_shared_unit_plan, draw_unackn
 
 @pytest.mark.parametrize("draw", [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in HISTORIES])
 def test_no_law_is_broken_in_rare_histories(draw):
-    reports = [run(seed, plan=draw(seed)) for seed in range(FIRST, FIRST + repetitions(1, whole=6))]
+    reports = [run(seed, plan=draw(seed)) for seed in range(FIRST, FIRST + repetitions(1, whole=3))]
     broken = [str(report) for report in reports if not report.ok]
     assert not broken, "\n\n".join(broken)
     assert all(HISTORIES[draw] in report.plan for report in reports)

@@ -21,7 +21,7 @@ from gangline.testing.sim.run import run, total_outcomes
 from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(0, whole=25)))
+SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(0, whole=12)))
 QUICK = [3, 6, 9]
 """All that befalls gangs befalls some of these."""
 
@@ -44,14 +44,14 @@ def test_no_law_is_broken_by_gangs(seeds):
     assert total_outcomes(reports)["acquired"] > len(reports) * 2 / 5
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=12)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=6)))
 @pytest.mark.parametrize("draw", [draw_repairs_plan, draw_roll_plan])
 def test_no_law_is_broken_by_a_second_fault_during_a_repair(draw, seed):
     report = run(seed, plan=draw(seed))
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + int(os.environ.get("SIM_LOST", repetitions(2, whole=20)))))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + int(os.environ.get("SIM_LOST", repetitions(2, whole=10)))))
 def test_no_law_is_broken_and_no_gang_ends_when_the_ledger_is_lost(seed):
     report = run(seed, plan=draw_lost_ledger_plan(seed))
     assert report.ok, str(report)

@@ -14,7 +14,7 @@ from gangline.testing.sim.run import run, total_outcomes
 from ..scale import repetitions
 
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(3, whole=20)))
+SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(3, whole=10)))
 
 
 def test_no_law_is_broken_where_limits_hold_over_all_workers():
@@ -24,7 +24,7 @@ def test_no_law_is_broken_where_limits_hold_over_all_workers():
     assert total_outcomes(reports)["ok"] > 5 * len(reports)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=12)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=6)))
 def test_who_waits_for_a_unit_gets_one_under_contention(seed):
     report = run(seed, plan=draw_contended_plan(seed))
     assert report.ok, str(report)

@@ -12,12 +12,10 @@ import pytest
 
 from gangline.testing.sim.run import run
 
-from ..scale import repetitions
 from .mutants import MUTANTS
 
 KINDS = {"plain": {}, "gangs": {"gangs": True}, "durable": {"durable": True}}
-SEEDS = {"plain": (7, 20, 23, 26), "gangs": (6, 26, 35), "durable": (3, 5, 9)}
-EACH = repetitions(1, whole=2)
+SEEDS = {"plain": 7, "gangs": 6, "durable": 3}
 HASHES = ("4242", "1")
 SCRIPT = """
 import json, sys
@@ -30,7 +28,7 @@ print(json.dumps([run(seed, **kind).digest for seed, kind in json.loads(sys.argv
 @pytest.mark.parametrize("hashes", HASHES)
 def test_seeds_replay_in_another_process_with_other_hashes(hashes):
     """One process for all kinds of plans: a new interpreter, since hashes are settled when it starts."""
-    plans = [(seed, KINDS[kind]) for kind, seeds in SEEDS.items() for seed in seeds[:EACH]]
+    plans = [(seed, KINDS[kind]) for kind, seed in SEEDS.items()]
     here = [run(seed, **kind).digest for seed, kind in plans]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(plans)],

@@ -14,7 +14,7 @@ from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
 
-SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(6, whole=60)))
+SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(6, whole=30)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
 BATCH = 25
 
@@ -30,7 +30,7 @@ def test_no_law_is_broken(first):
     assert total["cancelled"] and total["deadline_exceeded"] and total["leased"] and total["selection_used"]
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=12)))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(1, whole=6)))
 def test_no_law_is_broken_by_a_worker_that_is_away_again_and_again(seed):
     report = run(seed, plan=draw_absences_plan(seed))
     assert report.ok, str(report)

@@ -67,7 +67,8 @@ _Key = tuple[str, int, int, bool]
 
 
 class FailureReporter:
-    """Sends one report of the start and one of the end per member and generation; the first cause counts."""
+    """Sends one report of the start and one of the end per member and generation; the first cause counts. Failures are
+    sent again while the coordinator does not act on them."""
 
     def __init__(self, bus: Bus, names: Names, worker: WorkerId, *, log: Log) -> None:
         self._bus = bus
@@ -76,6 +77,8 @@ class FailureReporter:
         self._sending: dict[_Key, asyncio.Task[None]] = {}
         self._sent: dict[_Key, None] = {}
         """Latest last; limited in number."""
+        self._failures: dict[tuple[str, int], list[MemberReport]] = {}
+        """By gang and generation, latest last; limited in number."""
 
     def send(self, gang: str, generation: int, rank: int, cause: MemberCause, detail: str) -> bool:
         """Report to the coordinator. Returns at once; False if this was reported before."""
@@ -95,16 +98,33 @@ class FailureReporter:
                 extra={"action": "gang.member_failed", **extra},
             )  # fmt: skip
         report = MemberReport(gang=gang, generation=generation, rank=rank, cause=cause, detail=detail[:1000])
+        if cause is not MemberCause.STARTED:
+            self._failures.setdefault((gang, generation), []).append(report)
+            if len(self._failures) > 10_000:
+                del self._failures[next(iter(self._failures))]
+        self._send(key, report)
+        return True
+
+    def repeat(self, gang: str, generation: int) -> None:
+        """The coordinator takes this generation for whole: send again what it was sent about failed members. Whoever
+        accepted that may have lost the leadership before it wrote anything."""
+        for report in self._failures.get((gang, generation), ()):
+            key = (gang, generation, report.rank, False)
+            if key not in self._sending:
+                self._send(key, report)
+
+    def _send(self, key: _Key, report: MemberReport) -> None:
         task = asyncio.get_running_loop().create_task(self._deliver(report), name="gangline gang report")
         self._sending[key] = task
         task.add_done_callback(lambda _: self._sending.pop(key, None))
-        return True
 
     def forget(self, gang: str, generation: int) -> None:
         """Drop the reports of a generation that the coordinator has ended."""
         for key, task in list(self._sending.items()):
             if key[0] == gang and key[1] <= generation:
                 task.cancel()
+        for known in [known for known in self._failures if known[0] == gang and known[1] <= generation]:
+            del self._failures[known]
 
     async def drained(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for reports in flight."""
@@ -383,6 +403,9 @@ class GangServer:
     def _on_ping(self, responder: Responder, body: Any) -> None:
         request = parse_request(PingRequest, body)
         missing, unnamed = self._gangs.ping(request.gangs, self._driver.now())
+        for gang, generation in request.gangs.items():
+            if gang not in missing:
+                self.reports.repeat(gang, generation)
         starting = {
             gang: generation
             for gang, generation in request.gangs.items()

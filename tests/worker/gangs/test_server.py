@@ -325,6 +325,23 @@ async def test_a_report_is_sent_until_somebody_leads(rig: Rig, leader: Leader):
     assert len(leader.reports) == 1
 
 
+@on_rig(pool=seeing_pool)
+async def test_a_failure_is_reported_again_to_a_leader_that_takes_the_gang_for_whole(rig: Rig, leader: Leader):
+    """The one that accepted the report may have lost its leadership before it wrote anything."""
+    (seat,) = await leader.gang()
+    rig.hand.send(task(1, "give_up", token=seat.token))
+    report = await leader.report()
+    await rig.hand.quiet(5.0)
+    assert leader.reports == [report]
+    assert await leader.ping(g=1) == {}
+    await rig.hand.quiet(5.0)
+    assert leader.reports == [report, report]
+    assert (await leader.teardown())["stopped"]
+    assert await leader.ping(g=1) == {"g": 1}
+    await rig.hand.quiet(5.0)
+    assert leader.reports == [report, report]
+
+
 @on_rig(freeze_after_s=1.0)
 async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(rig: Rig, leader: Leader):
     seats = await leader.gang()

@@ -250,9 +250,14 @@ class MemoryServer:
         """The stream of a bucket; None if there is none."""
         return self.streams.find(_BUCKET + bucket)
 
-    def peek(self, bucket: str) -> list[KvEntry]:
-        """The current entries of a bucket, read without a connection."""
-        entries = [_entry(_BUCKET + bucket, message) for message in self.messages(_BUCKET + bucket)]
+    def peek(self, bucket: str, prefix: str = "") -> list[KvEntry]:
+        """The current entries of a bucket, read without a connection. `prefix`: only keys that begin with it."""
+        stream = _BUCKET + bucket
+        entries = [
+            _entry(stream, message)
+            for message in self.messages(stream)
+            if not prefix or message.subject.startswith(prefix, len(stream) + 2)
+        ]
         return [entry for entry in entries if entry.operation is KvOperation.PUT]
 
     def messages(self, stream: str) -> Collection[StreamMessage]:

@@ -41,18 +41,18 @@ class SubjectPattern:
         InvalidName: there is an empty token, white space, or a `>` before the end.
     """
 
-    __slots__ = ("_prefix", "_tokens", "literal", "text")
+    __slots__ = ("_prefix", "_wild", "literal", "text")
 
     def __init__(self, text: str) -> None:
         tokens = text.split(".")
         if not all(tokens) or any(char.isspace() for char in text) or ">" in tokens[:-1]:
             raise InvalidName(f"{text!r} is not a subject: tokens joined by dots, '*' for one, '>' for the rest")
         self.text = text
-        self._tokens = tokens
         self.literal = "*" not in tokens and tokens[-1] != ">"
         """Whether it matches only the subject that it is."""
         self._prefix = text[:-1] if "*" not in tokens and tokens[-1] == ">" else None
         """If this and anything more matches."""
+        self._wild = None if self.literal or self._prefix is not None else _expression(tokens)
 
     def __repr__(self) -> str:
         return f"SubjectPattern({self.text!r})"
@@ -60,15 +60,15 @@ class SubjectPattern:
     def matches(self, subject: str) -> bool:
         if self.literal:
             return subject == self.text
-        if self._prefix is not None:
-            return subject.startswith(self._prefix) and len(subject) > len(self._prefix)
-        tokens = subject.split(".")
-        for index, (wanted, token) in enumerate(itertools.zip_longest(self._tokens, tokens)):
-            if wanted == ">":
-                return index < len(tokens)
-            if token is None or wanted is None or (wanted != "*" and wanted != token):
-                return False
-        return True
+        if self._wild is not None:
+            return self._wild.fullmatch(subject) is not None
+        assert self._prefix is not None
+        return subject.startswith(self._prefix) and len(subject) > len(self._prefix)
+
+
+def _expression(tokens: list[str]) -> re.Pattern[str]:
+    wild = {"*": "[^.]*", ">": ".+"}
+    return re.compile(r"\.".join(wild.get(token) or re.escape(token) for token in tokens), re.DOTALL)
 
 
 def overlap(one: str, other: str) -> bool:

@@ -130,7 +130,7 @@ class WorkerModel:
 
     @property
     def reserved(self) -> int:
-        return sum(lease.idle for lease in self.leases.values()) + sum(self.holds.values())
+        return sum([lease.idle for lease in self.leases.values() if not lease.ended]) + sum(self.holds.values())
 
     @property
     def running(self) -> int:

@@ -177,7 +177,7 @@ class Ends:
 
     def tries(self) -> list[str]:
         """Recorded attempts."""
-        return [entry.key for entry in self._hub.peek(self._names.results_bucket) if entry.key.startswith("try.")]
+        return [entry.key for entry in self._hub.peek(self._names.results_bucket, "try.")]
 
     def letters(self) -> dict[str, list[str]]:
         """Reasons of dead letters, by job."""

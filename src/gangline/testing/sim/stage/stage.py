@@ -264,7 +264,7 @@ class Stage(ABC):
                 yield model.node
 
     def _limit_record(self, key: str) -> LimitRecord | None:
-        found = [each.value for each in self.hub.peek(self.names.ledger_bucket) if each.key == key]
+        found = [each.value for each in self.hub.peek(self.names.ledger_bucket, key) if each.key == key]
         return LimitRecord.model_validate_json(found[0]) if found else None
 
     def _drains_for(self, node: str) -> tuple[float, float] | None:
@@ -371,8 +371,7 @@ class Stage(ABC):
         """The heartbeat of each worker in the ledger, by its name."""
         found = {
             entry.key: Heartbeat.model_validate_json(entry.value)
-            for entry in self.hub.peek(self.names.ledger_bucket)
-            if entry.key.startswith("alive.")
+            for entry in self.hub.peek(self.names.ledger_bucket, "alive.")
         }
         return {name: found.get(f"alive.{each.pool}.{name}") for name, each in self._planned.items()}
 

@@ -26,8 +26,8 @@ TASKS = repetitions(200, whole=500)
 
 
 @pytest.mark.long
-async def test_a_worker_may_be_killed_under_many_tasks(trial: Trial) -> None:
-    checked(await worker_killed(trial, TASKS))
+async def test_a_worker_may_be_killed_under_many_tasks(patient_trial: Trial) -> None:
+    checked(await worker_killed(patient_trial, TASKS))
 
 
 async def test_the_dispatcher_may_be_killed_under_many_tasks(trial: Trial) -> None:
@@ -49,5 +49,5 @@ async def test_a_limit_per_key_holds_when_the_dispatcher_is_killed(trial: Trial)
     checked(await limit_per_key(trial, TASKS))
 
 
-async def test_a_long_task_does_not_keep_short_ones_waiting(trial: Trial) -> None:
-    checked(await no_hoarding(trial, short_s=0.1))
+async def test_a_long_task_does_not_keep_short_ones_waiting(patient_trial: Trial) -> None:
+    checked(await no_hoarding(patient_trial, short_s=0.1))

@@ -60,22 +60,22 @@ async def test_the_leader_of_the_stream_may_be_killed_while_gangs_are_granted(tr
     checked(await stream_leader_killed(trial, gangs=repetitions(20, whole=40)))
 
 
-async def test_two_gangs_of_2_on_3_slots_never_deadlock(trial: Trial) -> None:
-    checked(await two_on_three(trial, rounds=repetitions(10, whole=40)))
+async def test_two_gangs_of_2_on_3_slots_never_deadlock(patient_trial: Trial) -> None:
+    checked(await two_on_three(patient_trial, rounds=repetitions(10, whole=40)))
 
 
 @pytest.mark.long
-async def test_a_gang_of_8_gets_its_slots_under_a_flood_of_calls(trial: Trial) -> None:
-    checked(await eight_under_flood(trial))
+async def test_a_gang_of_8_gets_its_slots_under_a_flood_of_calls(patient_trial: Trial) -> None:
+    checked(await eight_under_flood(patient_trial))
 
 
 @pytest.mark.long
-async def test_callers_of_other_standing_gangs_see_nothing_of_a_dead_member(trial: Trial) -> None:
-    checked(await member_killed(trial, watched_s=repetitions(1, whole=3)))
+async def test_callers_of_other_standing_gangs_see_nothing_of_a_dead_member(patient_trial: Trial) -> None:
+    checked(await member_killed(patient_trial, watched_s=repetitions(1, whole=3)))
 
 
-async def test_all_standing_gangs_are_replaced_without_a_failed_call(trial: Trial) -> None:
-    checked(await all_replaced(trial))
+async def test_all_standing_gangs_are_replaced_without_a_failed_call(patient_trial: Trial) -> None:
+    checked(await all_replaced(patient_trial))
 
 
 async def test_a_worker_that_wakes_beside_its_successor_is_in_nobodys_way(trial: Trial) -> None:
@@ -83,5 +83,9 @@ async def test_a_worker_that_wakes_beside_its_successor_is_in_nobodys_way(trial:
 
 
 @pytest.mark.long
-async def test_gangs_form_on_many_workers_and_among_many_more(trial: Trial) -> None:
-    checked(await time_to_form(trial, more=repetitions(100, whole=400), workers=repetitions(5, whole=16), settle_s=0.0))
+async def test_gangs_form_on_many_workers_and_among_many_more(patient_trial: Trial) -> None:
+    checked(
+        await time_to_form(
+            patient_trial, more=repetitions(100, whole=400), workers=repetitions(5, whole=16), settle_s=0.0
+        )
+    )

@@ -104,7 +104,7 @@ def _try(server: Server) -> Callable[[], asyncio.Future[object]]:
     return lambda: asyncio.ensure_future(publisher.publish("t.x", b"", {"Nats-Msg-Id": "1"}, None))
 
 
-@in_rows("seed", range(repetitions(40, whole=600)))
+@in_rows("seed", range(repetitions(20, whole=300)))
 async def test_who_is_told_that_nothing_was_stored_is_told_the_truth(seed: int) -> None:
     chance = random.Random(seed)
     server = Server(chance, refuses=chance.random() < 0.3)

@@ -9,7 +9,6 @@ import pytest
 from gangline.bus.port.bus import BucketSettings, Conflict, KvEntry, KvOperation, KvWrite
 from gangline.schemas.errors.base import ClosedError, InvalidName, InvalidRequest, PayloadTooLarge, Unavailable
 
-from ...scale import repetitions
 from ...support.rows import in_rows
 from ..conftest import collect
 
@@ -230,7 +229,7 @@ async def test_a_snapshot_of_nothing_is_empty(bucket):
 
 async def test_a_snapshot_of_many_keys_is_complete(open_bucket):
     bucket, there = await open_bucket(), 0
-    for number in (1, 1023, 1024, 1025, repetitions(2049, whole=5000)):  # a page has 1024
+    for number in (1, 1023, 1024, 1025, 2049):  # a page has 1024
         await bucket.write([KvWrite(key=f"k.{index}", value=b"%d" % index) for index in range(there, number)])
         found, there = await bucket.entries("k.*"), number
         assert {entry.key: entry.value for entry in found} == {f"k.{index}": b"%d" % index for index in range(number)}

@@ -55,13 +55,6 @@ async def listed(server: Server) -> dict[str, int]:
     return {entry.key: entry.revision for entry in await snapshot(server, (">",))}  # type: ignore[arg-type]
 
 
-async def test_a_list_has_the_newest_value_of_each_key_that_was_there() -> None:
-    def change(server: Server) -> None:
-        server.keys |= {"a": 3}
-
-    assert await listed(Server({"a": 1, "b": 2}, change)) == {"b": 2, "a": 3}
-
-
 async def test_a_list_ends_while_keys_change_faster_than_they_are_read() -> None:
     server = Server({f"alive.{number}": number + 1 for number in range(100)})
     beat = itertools.cycle(sorted(server.keys))

@@ -70,19 +70,6 @@ class Life:
         return asyncio.create_task(cast(Any, running))
 
 
-async def test_the_first_signal_finishes_and_the_second_stops():
-    life = Life()
-    running = life.run()
-    await life.lives.wait()
-    os.kill(os.getpid(), signal.SIGTERM)
-    await life.asked.wait()
-    assert not running.done()
-    os.kill(os.getpid(), signal.SIGINT)
-    await running
-    assert life.log == ["finish", "stop", "cleaned up"]
-    assert life.listeners == []
-
-
 async def test_a_terminal_that_goes_away_drains_and_does_not_under_nohup():
     life = Life()
     running = life.run()
@@ -100,15 +87,6 @@ async def test_a_terminal_that_goes_away_drains_and_does_not_under_nohup():
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_signal_before_anything_has_begun_ends_it_without_an_error():
-    life = Life(begun=False)
-    running = life.run()
-    await life.lives.wait()
-    os.kill(os.getpid(), signal.SIGTERM)
-    await running
-    assert life.log == ["finish", "cancelled", "cleaned up"]
-
-
 async def test_a_connection_that_is_closed_for_good_is_an_error_and_one_that_is_lost_is_not():
     life = Life()
     running = life.run()
@@ -121,16 +99,6 @@ async def test_a_connection_that_is_closed_for_good_is_an_error_and_one_that_is_
     with pytest.raises(Disconnected, match="closed the connection for good"):
         await running
     assert life.log == ["cancelled", "cleaned up"]
-
-
-async def test_who_cancels_it_cancels_the_life_in_it():
-    life = Life()
-    running = life.run()
-    await life.lives.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert life.log == ["cancelled", "cleaned up"] and life.listeners == []
 
 
 async def test_what_was_there_before_is_out_of_the_collectors_way_while_it_lives():

@@ -109,25 +109,6 @@ async def test_what_was_on_its_way_to_a_reader_when_its_connection_broke_comes_a
     assert [message.data for message in got.items] == [b"0", b"1", b"2"]
 
 
-async def test_a_healed_partition_lets_everything_through_once(hub):
-    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
-    _, consumer = await open_consumer(bus, got)
-    source = await writer.stream("S", settings_of())
-    consumer.pull(10)
-    await consumer.state()
-    hub.partition(bus)
-    for number in range(3):
-        await source.publish("task.a", b"%d" % number)
-    await asyncio.sleep(1)
-    hub.heal(bus)
-    await got.count(3)
-    for message in got.items:
-        consumer.ack(message)
-    await consumer.settled()
-    await asyncio.sleep(20)
-    assert [message.data for message in got.items] == [b"0", b"1", b"2"]
-
-
 async def test_without_a_leader_nothing_is_stored_or_delivered_and_then_it_goes_on(hub, bus, got, lost):
     stream, consumer = await open_consumer(bus, got, on_lost=lambda: lost(1))
     consumer.pull(2)
@@ -187,18 +168,6 @@ async def test_a_new_leader_that_took_nothing_that_is_still_here_begins_at_the_s
     await schedules.publish("due.a", b"later")
     await got.count(2 + len(comes) + 1)
     assert [message.data for message in got.items[1:]] == [b"plain", *comes, b"later"]
-
-
-async def test_a_new_leader_goes_on_after_the_last_message_that_it_still_has(hub, bus):
-    settings = StreamSettings(subjects=("due.>",))
-    schedules = await bus.stream("SCHED", settings)
-    source = StreamSource(name="SCHED", settings=settings, subjects="due.>", to="task.>", start=1)
-    stream = await bus.stream("S", StreamSettings(subjects=("task.>",), sources=(source,)))
-    await schedules.publish("due.a", b"1")
-    hub.streams.hold_sources()
-    await schedules.publish("due.a", b"2")
-    hub.streams.release_sources()
-    assert (await stream.state("task.>")).subjects == {"task.a": 2}
 
 
 async def test_a_reader_gets_what_it_missed_after_a_reconnect(hub):
@@ -264,7 +233,7 @@ async def test_a_publication_whose_answer_is_lost_is_in_doubt():
     await bus.close()
 
 
-@in_rows("seed", range(repetitions(3, whole=12)))
+@in_rows("seed", range(repetitions(2, whole=6)))
 async def test_under_lost_late_and_cut_everything_each_message_is_done_and_only_those_that_meet_a_restart_twice(seed):
     source = random.Random(seed)
     rates = FaultRates(latency_s=0.002, drop=0.05, delay=0.1, delay_s=0.3, storage_drop=0.05)
@@ -415,11 +384,6 @@ async def test_taps_are_told_what_each_write_was_conditioned_on(hub):
     writes = [KvWrite(key="b", value=b"1", revision=first, condition_key="a"), KvWrite(key="a", value=None)]
     await kv.commit(writes)
     assert told == [("w", "b_LEDGER", [KvWrite(key="a", value=b"0")]), ("w", "b_LEDGER", writes)]
-
-
-async def test_a_request_that_is_not_served_in_memory_is_refused(hub):
-    answer = await hub.connect().request("$JS.API.STREAM.SNAPSHOT.S", b"", timeout_s=1)
-    assert "not served" in json.loads(answer.data)["error"]["description"]
 
 
 async def test_streams_whose_subjects_overlap_are_refused(bus):

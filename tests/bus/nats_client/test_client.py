@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 
 import pytest
-from nats.aio.client import Client, Srv
-from nats.aio.transport import TcpTransport
 
-from gangline.bus.nats_client.client import NATS_PY_VERSION, BufferedNatsClient, check_client_version
+from gangline.bus.nats_client.client import NATS_PY_VERSION, check_client_version
 from gangline.bus.nats_client.protocol import ProtocolParser
 from gangline.bus.port.bus import ConnectionEvent, Message
 
 from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
 from ..conftest import happens
-
-USED = (
-    *("_status", "_err", "_server_info", "_max_payload", "_current_server", "options", "stats"),
-    *("_transport", "_pending", "_pending_data_size", "_pongs", "_pings_outstanding"),
-    *("_reading_task", "_ping_interval_task", "_flusher_task", "_reconnection_task"),
-)
 
 
 @in_rows("version", ["2.15.0", "2.17.0", "3.0.0", "0.0.0"])
@@ -32,60 +23,6 @@ def test_an_untested_version_is_refused_with_the_command_that_helps(version):
 
 def test_the_installed_version_is_a_tested_one():
     check_client_version(NATS_PY_VERSION)
-
-
-async def test_the_attributes_that_we_use_exist():
-    client = Client()
-    for name in USED:
-        assert hasattr(client, name), name
-    transport = TcpTransport()
-    assert hasattr(transport, "_io_writer")
-    assert hasattr(transport, "_bare_io_writer")
-    assert hasattr(transport, "_io_reader")
-    reader = asyncio.StreamReader()
-    assert isinstance(reader._buffer, bytearray)
-    protocol = asyncio.StreamReaderProtocol(reader)
-    taken = []
-    reader.feed_data = taken.append  # the protocol looks it up at every call
-    protocol.data_received(b"x")
-    assert taken == [b"x"]
-    assert {"last_attempt", "reconnects"} <= set(Srv.__dataclass_fields__)
-
-
-@in_rows(
-    "name",
-    [
-        "_read_loop",
-        "_flush_pending",
-        "_send_ping",
-        "_process_op_err",
-        "_attempt_reconnect",
-        "_connect_command",
-        "flush",
-    ],
-)
-def test_what_we_replace_is_what_nats_py_calls(name):
-    ours, theirs = getattr(BufferedNatsClient, name), getattr(Client, name)
-    assert ours is not theirs
-    assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(theirs)
-    assert list(inspect.signature(ours).parameters)[:1] == ["self"]
-    needed = [
-        parameter.name
-        for parameter in list(inspect.signature(theirs).parameters.values())[1:]
-        if parameter.default is inspect.Parameter.empty
-    ]
-    assert len(list(inspect.signature(ours).parameters)) - 1 >= len(needed)
-
-
-@in_rows("name", ["_select_next_server", "_process_connect_init", "_process_info", "_ping_interval"])
-def test_what_we_call_is_still_a_coroutine_of_the_client(name):
-    assert inspect.iscoroutinefunction(getattr(Client, name))
-
-
-def test_the_handshake_starts_our_read_loop_and_pings():
-    source = inspect.getsource(Client._process_connect_init)
-    for started in ("self._read_loop()", "self._ping_interval()", "self._connect_command()"):
-        assert started in source
 
 
 @pytest.fixture
@@ -106,40 +43,6 @@ async def test_all_publications_of_one_turn_leave_in_one_write(bus, writes):
     await asyncio.sleep(0)
     assert len(writes) == 1
     assert writes[0].count(b"PUB direct.x") == 10
-
-
-@pytest.mark.server
-async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(bus, monkeypatch):
-    depth, got = 0, []
-    reader = bus._client._transport._io_reader
-    feed = reader.feed_data
-
-    def fed(chunk: bytes) -> None:
-        nonlocal depth
-        depth += 1
-        feed(chunk)
-        depth -= 1
-
-    monkeypatch.setattr(reader, "feed_data", fed)
-    await bus.subscribe("direct.now", lambda message: got.append((message.data, depth, asyncio.current_task())))
-    bus.publish("direct.now", b"x")
-    await bus.flush()
-    assert got == [(b"x", 1, None)]
-
-
-@pytest.mark.server
-async def test_what_handlers_publish_leaves_before_the_next_turn(bus, writes):
-    answered = asyncio.Event()
-
-    def answer(message: Message) -> None:
-        bus.publish("direct.answer", message.data)
-        asyncio.get_running_loop().call_soon(lambda: (writes.append(b"next turn"), answered.set()))
-
-    await bus.subscribe("direct.question", answer)
-    bus.publish("direct.question", b"?")
-    async with asyncio.timeout(PATIENCE_S):
-        await answered.wait()
-    assert b"PUB direct.answer" in writes[-2]
 
 
 @pytest.mark.server

@@ -126,19 +126,6 @@ def test_the_end_of_a_tls_connection_makes_no_noise_on_a_loop_of_asyncios_own(se
 
 
 @needs_keys
-def test_a_login_that_is_refused_over_tls_makes_no_noise_either(settings_of, secured, caplog):
-    server = secured(f"tls {{ {TLS_FILES} }}\nauthorization {{ user: bob, password: secret }}")
-
-    async def refused():
-        with pytest.raises(ServerUnreachable, match="rejected the credentials"):
-            await connect_jetstream(settings_of(server.url, user="bob", password="no", tls_ca=TLS / "ca.pem"))
-
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(refused())
-    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
-
-
-@needs_keys
 async def test_tls_with_our_own_certificate(connect_to, settings_of, secured):
     server = secured(f'tls {{ {TLS_FILES}, ca_file: "{TLS}/ca.pem", verify: true }}')
     mine = {"tls_certificate": TLS / "client.pem", "tls_key": TLS / "client.key"}
@@ -291,15 +278,6 @@ async def test_more_copies_than_servers_is_an_error_that_says_so(connect_to, nat
     bus = await connect_to(nats_url, storage_timeout_s=1)
     with pytest.raises(StorageUnavailable, match="replicas"):
         await bus.bucket(namespace, BucketSettings(replicas=3))
-
-
-async def test_events_come_once_each_and_in_order(bus, nats_server, events):
-    bus.on_connection(events)
-    for _ in range(3):
-        await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-    await bus.close()
-    assert events.items == [ConnectionEvent.DISCONNECTED, ConnectionEvent.RECONNECTED] * 3 + [ConnectionEvent.CLOSED]
-    assert "closed" in repr(bus)
 
 
 async def test_closing_while_disconnected_ends_the_tries(bus, nats_server):

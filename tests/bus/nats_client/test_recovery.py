@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from gangline.bus.nats_bus import connect as connect_jetstream
-from gangline.bus.port.bus import BucketSettings, ConnectionEvent, KvOperation, KvWrite, Storage, StorageUnavailable
+from gangline.bus.port.bus import BucketSettings, ConnectionEvent, KvWrite, StorageUnavailable
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import Disconnected, Unavailable
+from gangline.schemas.errors.base import Disconnected
 
 from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens, impatient
@@ -47,34 +47,6 @@ async def test_a_vanished_bucket_is_made_again_by_the_next_write(bus, namespace,
     await delete_bucket(bus, namespace)
     await bucket.commit([KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(5)])
     assert len(await bucket.entries("k.*")) == 5
-
-
-async def test_a_watch_survives_that_its_bucket_is_deleted(bus, namespace, seen):
-    bucket = await bus.bucket(namespace, BucketSettings())
-    await bucket.watch(">", seen)
-    await bucket.put("a", b"1")
-    await seen.count(1)
-    await delete_bucket(bus, namespace)
-    await seen.until(lambda entries: entries[-1].operation is KvOperation.DELETE)
-    await bucket.put("b", b"1")
-    await seen.until(lambda entries: entries[-1].key == "b")
-
-
-async def test_a_restarted_server_forgets_memory_and_everything_goes_on(bus, nats_server, namespace):
-    bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
-    seen, passing = collect(), collect()
-    await bucket.watch(">", seen)
-    await bucket.observe(">", passing)
-    highest = 0
-    for number in range(3):
-        revision = await bucket.put("a", str(number).encode())
-        assert revision > highest
-        highest = revision
-        await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-        assert await bucket.entries(">") == []
-    assert await bucket.put("a", b"last", revision=0) > highest
-    await seen.until(lambda entries: entries[-1].value == b"last")
-    await passing.until(lambda entries: entries[-1].value == b"last")
 
 
 async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_maker_is_behind(
@@ -152,24 +124,6 @@ async def test_without_a_connection_every_operation_says_so_at_once(connect_to, 
                 await operation
         (result,) = await bucket.write([KvWrite(key="a", value=b"")])
         assert isinstance(result, Disconnected)
-
-
-async def test_a_frozen_server_times_out_and_the_next_operation_works(bus, nats_server, namespace):
-    bucket = await bus.bucket(namespace, BucketSettings())
-    nats_server.freeze()
-    with impatient(bus):
-        for operation in (
-            bucket.get("a"),
-            bucket.entries(">"),
-            bucket.put("a", b"1"),
-            bucket.watch("a", lambda entry: None),
-        ):
-            with pytest.raises(StorageUnavailable):
-                await operation
-        (result,) = await bucket.write([KvWrite(key="b", value=b"1")])
-    assert isinstance(result, Unavailable)
-    nats_server.thaw()
-    assert await bucket.put("c", b"1") > 0
 
 
 async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnect(bus, nats_server, namespace):

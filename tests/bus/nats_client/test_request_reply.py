@@ -5,21 +5,13 @@ import asyncio
 import pytest
 
 from gangline.bus.nats_client.request_reply import ReplyMultiplexer
-from gangline.bus.port.bus import Message, NoResponders, RequestTimeout
+from gangline.bus.port.bus import Message, RequestTimeout
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import Disconnected
 
 
 def make() -> ReplyMultiplexer:
     return ReplyMultiplexer("_INBOX.me.r", asyncio.get_running_loop(), Environment().token)
-
-
-async def test_each_request_has_a_reply_subject_of_its_own_under_one_pattern():
-    replies = make()
-    subjects = [replies.expect("a")[0] for _ in range(3)]
-    assert replies.pattern == "_INBOX.me.r.*"
-    assert len(set(subjects)) == 3
-    assert all(subject.startswith("_INBOX.me.r.") and subject.count(".") == 3 for subject in subjects)
 
 
 async def test_who_saw_some_reply_subjects_cannot_guess_another():
@@ -30,24 +22,6 @@ async def test_who_saw_some_reply_subjects_cannot_guess_another():
     assert {len(token) for token in tokens} == {16}
     for place in range(16):
         assert len({token[place] for token in tokens}) > 50, "one of 64, at each place"
-
-
-async def test_the_answer_goes_to_its_request_and_nothing_is_kept():
-    replies = make()
-    (one, first), (two, second) = replies.expect("a"), replies.expect("a")
-    replies.receive(Message(two, b"2"))
-    replies.receive(Message(one, b"1"))
-    assert (await replies.wait(one, first, 1)).data == b"1"
-    assert (await replies.wait(two, second, 1)).data == b"2"
-    assert replies.waiting == 0
-
-
-async def test_a_503_names_the_subject_that_nobody_serves():
-    replies = make()
-    reply, future = replies.expect("some.subject")
-    replies.receive(Message(reply, b"", headers={"Status": "503"}))
-    with pytest.raises(NoResponders, match=r"some\.subject"):
-        await replies.wait(reply, future, 1)
 
 
 async def test_a_503_header_with_a_body_is_an_answer():

@@ -187,7 +187,7 @@ async def test_a_request_is_answered(connect, namespace):
 async def test_many_requests_at_once_get_each_their_own_answer(connect, namespace):
     one, two = await connect(), await connect()
     await serve(two, f"{namespace}.echo")
-    count = repetitions(200, whole=1000)
+    count = repetitions(200, whole=500)
     answers = await asyncio.gather(
         *(one.request(f"{namespace}.echo", str(number).encode(), timeout_s=PATIENCE_S) for number in range(count))
     )
@@ -281,15 +281,6 @@ async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(bus, n
     assert [type(error) for error in await got.count(4)] == [PayloadTooLarge, InvalidName, ClosedError, ClosedError]
 
 
-async def test_an_answer_may_have_headers_and_an_empty_body(connect, namespace):
-    one, two = await connect(), await connect()
-    await two.subscribe(f"{namespace}.h", lambda message: two.publish(message.reply, headers={"Status-Like": "503"}))
-    await two.flush()
-    answer = await one.request(f"{namespace}.h", timeout_s=PATIENCE_S)
-    assert answer.headers["Status-Like"] == "503"
-    assert answer.data == b""
-
-
 async def test_request_answers_do_not_come_to_subscriptions_one_level_below_the_inbox(connect, namespace):
     one, two = await connect(), await connect()
     own = collect()
@@ -300,13 +291,6 @@ async def test_request_answers_do_not_come_to_subscriptions_one_level_below_the_
     (message,) = await own.count(1)
     assert message.subject == f"{one.inbox}.7"
     assert len(own.items) == 1
-
-
-async def test_a_ping_brings_what_the_server_said_before(bus, namespace, got):
-    await bus.subscribe(f"{bus.inbox}.x", got)
-    bus.publish(f"{namespace}.nobody", b"", reply=f"{bus.inbox}.x")
-    await bus.ping()
-    assert [message.headers["Status"] for message in got.items] == ["503"]
 
 
 async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(bus, namespace, got):

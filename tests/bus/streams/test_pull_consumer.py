@@ -9,7 +9,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable, StreamMessage
 from gangline.bus.streams.pull_consumer import SILENCE_S, ConsumerStatus, PullConsumer
-from gangline.schemas.errors.base import ClosedError, Disconnected
+from gangline.schemas.errors.base import Disconnected
 
 STATE = ConsumerState(name="c", filter="x", pending=0, unacknowledged=0, metadata={})
 
@@ -256,20 +256,6 @@ async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pa
     assert [count for count, _ in scripted.link.asked] == [1, 1]
 
 
-async def test_trouble_again_and_again_is_met_at_first_at_once_and_then_with_pauses(scripted):
-    await scripted.pull(1)
-    begin = asyncio.get_running_loop().time()
-    times = []
-    for _ in range(6):
-        asked = len(scripted.link.asked)
-        scripted.consumer.on_trouble()
-        while len(scripted.link.asked) == asked:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        times.append(asyncio.get_running_loop().time() - begin)
-    assert times[0] < 0.05
-    assert 1.5 < times[-1] < 5
-
-
 async def test_what_was_delivered_and_never_came_is_refused(scripted):
     await scripted.pull(10)
     scripted.deliver(3, 4)
@@ -297,13 +283,6 @@ async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(scri
     assert scripted.got == [1, 4, 2, 3]
 
 
-async def test_the_loss_of_the_first_delivery_is_noticed_at_the_next(scripted):
-    await scripted.pull(10)
-    scripted.link.in_stream = [1, 2]
-    scripted.deliver(2, skip=1)
-    assert await scripted.refused() == [1]
-
-
 async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(scripted):
     await scripted.pull(3)
     scripted.link.in_stream = [1, 2, 5]
@@ -320,16 +299,6 @@ async def test_the_loss_of_the_last_delivery_is_noticed_at_a_heartbeat(scripted)
     scripted.beat()
     assert await scripted.refused() == [2, 5, 5]
     assert scripted.got == [1, 2, 5]
-
-
-async def test_a_redelivery_that_is_lost_is_refused_again_at_the_next_delivery(scripted):
-    await scripted.pull(10)
-    scripted.link.in_stream = [1, 2, 3]
-    scripted.deliver(2, skip=1)
-    assert await scripted.refused() == [1]
-    scripted.lose(1)
-    scripted.deliver(3)
-    assert await scripted.refused() == [1, 1]
 
 
 async def test_a_gap_is_filled_when_storage_answers_again(scripted):
@@ -408,17 +377,6 @@ async def test_settled_waits_for_those_before_it_only(scripted):
     await settling
 
 
-async def test_acknowledgements_made_without_a_connection_are_sent_after_it(scripted):
-    scripted.hub.disconnect(scripted.bus)
-    scripted.link.connected = False
-    await scripted.ack(1)
-    assert scripted.link.acks == []
-    scripted.link.connected = True
-    scripted.hub.reconnect(scripted.bus)
-    await asyncio.sleep(0.01)
-    assert scripted.link.acks == [1]
-
-
 async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(scripted):
     await scripted.pull(4)
     scripted.deliver(1, 2)
@@ -461,13 +419,3 @@ async def test_closing_waits_for_acknowledgements_but_not_for_long(scripted):
     assert scripted.link.removed == 1
     scripted.deliver(1)
     assert scripted.got == []
-
-
-async def test_a_closed_bus_closes_the_consumer(scripted):
-    settling = await scripted.settling(1)
-    await scripted.bus.close()
-    with pytest.raises(ClosedError):
-        await settling
-    with pytest.raises(ClosedError):
-        await scripted.consumer.state()
-    assert scripted.lost == []

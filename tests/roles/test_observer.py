@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,16 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gangline.board.feed import BoardFeed, following
-from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, NotPermitted
 from gangline.cli.app import gangline
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.gangs.gang import Gang
 from gangline.dispatcher.leases.lease import Lease
-from gangline.schemas.names import GangOperation, Names, Operation, QueueOperation, public_id
+from gangline.schemas.names import Names, public_id
 from gangline.schemas.records.workers import LeaseRecord
 
-from ..bus.conftest import collect
 from ..waiting import PATIENCE_S, until
 from .conftest import PASSWORD, SERVERS, Site, cut
 
@@ -145,56 +141,6 @@ async def test_the_server_refuses_every_command_that_acts(site_of):
         assert list(await client.routes()) == ["pictures"]
         assert [letter.job for letter in await client.dead_letters()] == [busy.dead]
         assert await busy.gang.run("double", n=1) == [2, 2]
-
-
-READ = {
-    *(f"gangline.gang.{each}" for each in (GangOperation.GET, GangOperation.LIST, GangOperation.WHY)),
-    *(f"gangline.queue.images.{each}" for each in (QueueOperation.GET, QueueOperation.STATS, QueueOperation.WHY)),
-    "gangline.worker.images.w1.stats",
-    "$JS.API.INFO",
-    "$JS.API.STREAM.INFO.KV_GANGLINE_LEDGER",
-    "$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER",
-    "$SRV.INFO.gangline-worker",
-}
-TARGETS = {
-    *(f"gangline.worker.images.w2.{each}" for each in Operation),
-    *(f"gangline.gang.{each}" for each in GangOperation),
-    *(f"gangline.queue.images.{each}" for each in QueueOperation),
-    "$JS.API.STREAM.PURGE.GANGLINE_TASKS",
-    "$JS.API.STREAM.DELETE.GANGLINE_DEAD",
-    "$JS.API.STREAM.CREATE.OTHER",
-}
-
-
-async def test_answers_that_an_observer_sends_elsewhere_do_nothing(site_of):
-    """The server does not check reply subjects, so an observer can have an answer sent anywhere. None is taken for
-    a request: nothing is drained, released, run or deleted."""
-    async with busy_system(site_of(cut(*USERS))) as busy:
-        eye: NatsBus = await busy.site.bus("eye")
-        operator = await busy.site.client("operator")
-        arrived = collect()
-        watcher = await busy.site.bus("operator")
-        await watcher.subscribe("gangline.worker.images.w2.drain", arrived)
-        await watcher.flush()
-        questions = {
-            "gangline.gang.get": {"id": busy.gang.id},
-            "gangline.gang.why": {"id": busy.gang.id},
-            "gangline.queue.images.get": {"job": busy.job},
-            "gangline.queue.images.why": {"job": busy.job},
-            "$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER": {"last_by_subj": f"$KV.GANGLINE_LEDGER.gang.{busy.gang.id}"},
-        }
-        for subject, target in itertools.product(sorted(READ), sorted(TARGETS)):
-            for body in {b"", b"{}", json.dumps(questions.get(subject, {})).encode()}:
-                eye.publish(subject, body, reply=target)
-        await eye.flush()
-        await arrived.count(1)  # JetStream's answers do arrive
-        stats = await operator.stats("images.w2")
-        assert not stats.load.draining and stats.load.total == 4
-        assert await busy.gang.run("double", n=1) == [2, 2]
-        assert await busy.lease.call("double", n=4) == 8
-        streams = json.loads((await watcher.request("$JS.API.STREAM.NAMES", timeout_s=PATIENCE_S)).data)["streams"]
-        assert "GANGLINE_DEAD" in streams and "OTHER" not in streams
-        assert [letter.job for letter in await operator.dead_letters()] == [busy.dead]
 
 
 async def test_an_observer_sees_keys_come_and_go_without_a_consumer(site_of):

@@ -38,8 +38,8 @@ async def is_known(bus: NatsBus, sequence: int) -> bool:
     return any(job["sequence"] == sequence for job in (*reply["jobs"], *reply["ahead"]))
 
 
-@pytest.mark.parametrize("weight", [3, pytest.param(1, marks=pytest.mark.long)])
-async def test_two_tenants_that_each_fill_the_whole_window_start_tasks_in_turn(tenants: Site, weight: int):
+async def test_two_tenants_that_each_fill_the_whole_window_start_tasks_in_turn(tenants: Site):
+    weight = 3
     starts: list[str] = []
     ends = asyncio.Semaphore(0)
     pool = Pool("images", slots=1)

@@ -16,7 +16,7 @@ import pytest
 
 from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings, Storage
+from gangline.bus.port.bus import BucketSettings
 from gangline.bus.port.key_value import KeyValue
 from gangline.schemas.names import Names
 
@@ -229,23 +229,6 @@ def test_the_page_has_these_lines_and_no_others():
 
 
 # -- replies ----------------------------------------------------------------------------------------------------------
-
-
-async def test_an_answer_goes_wherever_the_question_says(site_of):
-    site: Site = site_of(cut("operator", "one=worker:images.w1"))
-    operator, one = await site.bus("operator"), await site.bus("one")
-    ledger = await operator.bucket(Names().ledger_bucket, BucketSettings(storage=Storage.MEMORY))
-    own, others = "$KV.GANGLINE_LEDGER.alive.images.w1", "gangline.worker.images.w2.frames"
-    heard = collect()
-    await operator.subscribe(others, heard)
-    await operator.flush()
-    await one.request(own, b"anything", timeout_s=PATIENCE_S)
-    question = json.dumps({"last_by_subj": own}).encode()
-    one.publish("$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER", question, reply=others)
-    (message,) = await heard.count(1)
-    assert json.loads(message.data)["message"]["subject"] == own
-    assert await site.refused() == []
-    assert await ledger.get("alive.images.w1") is not None
 
 
 async def test_gateways_answer_to_inboxes_alone(site: Site):

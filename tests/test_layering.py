@@ -274,36 +274,6 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circle_of(modules) == []
 
 
-def test_no_circle_is_overlooked(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
-    for number, back in enumerate(
-        (
-            "if TYPE_CHECKING:\n    from .metrics import Metrics",
-            "def f():\n    from . import metrics",
-            "from ..demo import (\n    other,\n    metrics,\n)",
-            "import gangline.demo.metrics",
-            "from gangline.demo import metrics",
-            "from gangline.demo.metrics import Metrics",
-        )
-    ):
-        demo = tmp_path / str(number) / "demo"
-        demo.mkdir(parents=True)
-        (demo / "__init__.py").touch()
-        (demo / "metrics.py").write_text("from .stage import Stage")
-        (demo / "stage.py").write_text(back)
-        circle = circle_of(modules_in({("gangline",): demo.parent}))
-        assert circle and circle[0] == circle[-1], back
-        assert set(circle) == {"gangline.demo.metrics", "gangline.demo.stage"}, back
-
-
-@pytest.mark.long
-def test_imports_are_those_that_the_parser_finds():
-    kinds = (ast.Import, ast.ImportFrom)
-    for file in [file for folder in (*FOLDERS, "src/gangline") for file in (ROOT / folder).rglob("*.py")]:
-        parsed = {node.lineno for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)}
-        assert {line for line, _ in import_statements(file)} == parsed, file
-
-
 def test_only_the_bus_imports_nats():
     files = [file for folder in (*FOLDERS, "src/gangline") for file in sorted((ROOT / folder).rglob("*.py"))]
     assert files
@@ -341,10 +311,6 @@ def pure_part(core: Path) -> list[Path]:
                     found.append(file)
                     todo.append(file)
     return found
-
-
-def test_the_worker_and_the_dispatcher_have_a_core():
-    assert {core.relative_to(ROOT).parts[0] for core in CORES} >= {"worker", "dispatcher"}
 
 
 def test_a_core_stands_only_on_the_schemas_and_pure_parts_of_the_standard_library():

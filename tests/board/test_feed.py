@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from gangline.board.board_core import Rows, Table, apply
 from gangline.board.feed import SERVICES_S, BoardFeed, following
 from gangline.coordinator.service import Coordinator
-from gangline.dispatcher.client.client import connect
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.schemas.messages.gangs import GangListReply, GangListRequest
 from gangline.schemas.names import GangOperation
 from gangline.testing import cluster
-from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-from gangline.worker.service import Worker
-
-from ..waiting import until
 
 POOL = Pool("train", slots=4)
 
@@ -88,12 +81,6 @@ async def test_a_service_is_shown_when_it_answers_and_no_longer_when_it_has_miss
             assert services(feed) == []
 
 
-async def test_services_are_there_soon_after_the_start():
-    async with cluster(POOL, coordinator=True) as client, following(BoardFeed(client)) as feed:
-        await asyncio.sleep(0.5)
-        assert "coordinator" in {row.get("name") for row in feed.board.rows[Table.SYSTEM].values()}
-
-
 async def test_a_gang_that_is_queued_again_has_waited_since_then_and_not_since_its_request():
     running = cluster(POOL, workers=2, coordinator=True)
     async with running as client, following(BoardFeed(client)) as feed, client.gang(pool="train", size=2, slots=4):
@@ -161,23 +148,3 @@ async def test_the_board_follows_on_when_the_server_comes_back():
         await asyncio.sleep(30)
         assert feed.connected
         assert feed.board.rows[Table.WORKERS]["train.w1"]["state"] == "serving"
-
-
-@pytest.mark.server
-async def test_the_board_follows_a_real_server(nats_url, namespace):
-    from gangline.bus.nats_bus import connect as connect_bus
-    from gangline.bus.settings.connection import ConnectionSettings
-    from gangline.schemas.names import Names
-
-    bus = await connect_bus(ConnectionSettings(urls=(nats_url,)), name="w1")
-    settings = WorkerSettings(id="w1")
-    async with (
-        Worker(POOL, bus=bus, names=Names(namespace), settings=settings),
-        connect(nats_url, namespace=namespace) as client,
-        following(BoardFeed(client)) as feed,
-    ):
-        assert feed.board.rows[Table.WORKERS]["train.w1"]["state"] == "serving"
-        async with client.lease("train", slots=2):
-            await until(lambda: feed.board.slots["train.w1"].leased == 2 and feed.board.slots["train.w1"].free == 2)
-        await until(lambda: not feed.board.rows[Table.LEASES] and feed.board.slots["train.w1"].free == 4)
-    await bus.close()

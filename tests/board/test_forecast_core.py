@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from math import exp, inf
-from statistics import fmean, median, quantiles
+from math import inf
+from statistics import fmean, quantiles
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ from ..scale import repetitions
 from ..support.rows import in_rows
 
 NOTHING = Durations({})
-EXAMPLES = settings(max_examples=repetitions(20, whole=100))
+EXAMPLES = settings(max_examples=repetitions(20, whole=50))
 
 
 def holder(worker: str, slots: int, ends_in_s: float | None = None, **others: object) -> SlotHolder:
@@ -45,10 +45,6 @@ def test_it_starts_when_the_last_worker_has_enough_and_says_whom_each_waits_for(
             ForecastStep(worker="w4", holder="w4/60.0", in_s=60.0, estimated=False),
         ),
     )
-
-
-def test_nothing_missing_is_now():
-    assert forecast({"w1": 0}, [], NOTHING) == Forecast(bound_s=0.0, estimate_s=0.0)
 
 
 def test_a_holder_without_an_end_makes_it_unknown_only_if_it_is_waited_for():
@@ -202,19 +198,7 @@ class Errors:
         return f"p50 {p50:.1%}, p90 {self.p90_of_wait:.1%}; of the wait or one task p90 {self.p90_of_task:.1%}"
 
 
-def remainders(chance: random.Random, mean: float, spread: float, age_s: float, most_s: float | None) -> list[float]:
-    """DRAWS of what can remain of a holder, by one who knows the distribution, but not what was drawn."""
-    step = (max(mean * (1 + 5 * spread), age_s + 0.01) - age_s) / 60
-    ends = [age_s + step * (number + 0.5) for number in range(60)]
-    weights = [exp(-(((end - mean) / (spread * mean)) ** 2) / 2) / end for end in ends]  # its age is anywhere in it
-    if not any(weights):
-        return [0.0] * DRAWS
-    return [min(end - age_s, inf if most_s is None else most_s) for end in chance.choices(ends, weights, k=DRAWS)]
-
-
-DRAWS = 60
-WAITS, QUEUES = repetitions(1000, whole=2500), repetitions(250, whole=2500)
-KNOWN = repetitions(100, whole=400)
+WAITS, QUEUES = repetitions(500, whole=1200), repetitions(120, whole=1200)
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.10])
@@ -233,26 +217,6 @@ def test_in_simulated_histories_no_bound_is_broken_and_estimates_are_within_a_fi
     print(f"gangs, spread {spread:.0%}: {bounds} bounds; errors of {len(errors.of_wait)} estimates: {errors}")
     assert bounds > 0.08 * WAITS and len(errors.of_wait) > 0.8 * WAITS
     assert errors.p90_of_task <= 0.20
-
-
-def test_an_estimate_for_a_gang_is_nearly_as_good_as_one_that_knows_the_distribution():
-    chance = random.Random("when-known")
-    errors, known = Errors(), Errors()
-    for _ in range(KNOWN):
-        wait = SimulatedWait(chance, 0.10)
-        found = forecast(wait.missing, wait.holders, Durations(wait.seen))
-        real_s, task_s = wait.starts_in_s(), fmean(wait.kinds.values())
-        if found.estimate_s is None:
-            continue
-        errors.add(found.estimate_s, real_s, task_s)
-        draws = [remainders(chance, wait.kinds[h.kind], 0.10, h.age_s or 0.0, h.ends_in_s) for h in wait.holders]
-        starts = []
-        for wait.ends in zip(*draws, strict=True):  # type: ignore[assignment]
-            starts.append(wait.starts_in_s())
-        known.add(median(starts), real_s, task_s)
-    print(f"gangs: {errors}\nknowing the distribution: {known}")
-    assert known.p90_of_wait > 0.20, "nobody can do that"
-    assert errors.p90_of_task <= 1.35 * known.p90_of_task
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -465,30 +429,6 @@ def test_in_simulated_queues_no_bound_is_broken_and_estimates_are_within_a_fifth
           f" {medians[1]:.2f} where tasks start once; errors of estimates: {errors}")  # fmt: skip
     assert len(tight) > (0.02 if drains else 0.4) * QUEUES
     assert errors.p90_of_task <= 0.20
-
-
-def test_an_estimate_for_a_job_is_nearly_as_good_as_one_that_knows_the_distribution():
-    chance = random.Random("when-job-known")
-    errors, known = Errors(), Errors()
-    for _ in range(KNOWN):
-        queue = SimulatedQueue(chance, 0.10, drains=False)
-        found = forecast_job(queue.line, Durations(queue.seen))
-        real_s, task_s = queue.starts_in_s(), fmean(queue.kinds.values())
-        assert found.estimate_s is not None
-        errors.add(found.estimate_s, real_s, task_s)
-        line, starts = queue.line, list[float]()
-        running = [remainders(chance, queue.kinds[task.kind], 0.10, task.age_s or 0.0, None) for task in line.running]
-        leases = [remainders(chance, 50.0, 0.10, each.age_s or 0.0, each.ends_in_s) for each in line.holders]
-        for number in range(DRAWS):
-            queue.servers = [draws[number] for draws in leases]
-            queue.running = [(draws[number], place, [], True) for place, draws in enumerate(running)]
-            ahead = [task.kind for task in line.ahead for _ in range(task.count)]
-            queue.waiting = [(0.0, len(running) + place, [queue._lasts(kind)]) for place, kind in enumerate(ahead)]
-            starts.append(queue.starts_in_s())
-        known.add(median(starts), real_s, task_s)
-    print(f"jobs: {errors}\nknowing the distribution: {known}")
-    assert known.p90_of_wait > 0.20, "nobody can do that"
-    assert errors.p90_of_task <= 1.25 * known.p90_of_task
 
 
 @EXAMPLES

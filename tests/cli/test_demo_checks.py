@@ -62,11 +62,6 @@ def test_the_words_of_a_file_are_counted(tmp_path):
     assert added([tally, {"def": 1}]) == {**tally, "def": 3}
 
 
-def test_right_counts_give_no_findings():
-    assert found_in(PARTS) == []
-    assert checks.restarted(PARTS, generations=2) == []
-
-
 @pytest.mark.parametrize(
     ("parts", "finding"),
     [
@@ -108,10 +103,6 @@ TORN = GangEvent(kind=GangEventKind.TORN_DOWN, gang="a", generation=1, size=2, r
 def test_a_kill_that_nobody_noticed_or_not_for_what_it_was_is_found(torn, after_s, finding):
     found = checks.noticed(torn, generation=1, ranks=frozenset({1}), after_s=after_s)
     assert any(finding in text for text in found), found
-
-
-def test_a_kill_that_was_noticed_gives_no_findings():
-    assert checks.noticed(TORN, generation=1, ranks=frozenset({1}), after_s=0.3) == []
 
 
 def test_dead_letters_must_be_exactly_those_expected():

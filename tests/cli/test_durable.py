@@ -194,10 +194,6 @@ def test_a_submitted_task_runs_and_its_result_is_kept(commands, running):
     assert queue["dispatcher"] in commands.run("queue", "show", "words").stdout
 
 
-def test_a_delayed_task_runs_when_its_time_has_come(commands, running):
-    assert commands.run("submit", "words.count", '["a b"]', "--delay", "1s", "--wait").stdout == "2\n"
-
-
 def test_what_does_not_stop_when_it_is_cancelled_is_said_to_run(commands, running):
     job = commands.run("submit", "words.shrug").stdout.strip()
     commands.await_file("began")
@@ -281,16 +277,6 @@ def test_a_dead_run_of_a_schedule_is_listed_replayed_and_removed_by_one_name(com
     assert commands.run("dead", "replay", title).stdout == f"{title} is queued again\n"
     until(lambda: title in commands.run("dead", "ls").stdout, "it fails again")
     assert commands.run("dead", "rm", title).stdout == f"{title} is removed\n"
-
-
-def test_a_dispatcher_is_healthy_and_hands_over_when_it_is_told_to_end(commands, running):
-    dispatcher, _ = running
-    second = commands.started("dispatcher", "--node", "other")
-    assert commands.run("health", "--node", "other").stdout.startswith("gangline-dispatcher")
-    dispatcher.process.terminate()
-    assert dispatcher.wait() == 0
-    assert commands.run("submit", "words.count", '["a b"]', "--wait").stdout == "2\n"
-    second.await_output(r"queue\.taken")
 
 
 def test_options_of_the_dispatcher_are_checked(commands):

@@ -46,16 +46,6 @@ def test_a_task_that_raised_is_told_with_the_type_it_raised():
     assert one_line(error) == "FileNotFoundError: no such file (--debug shows the task's traceback)"
 
 
-def test_the_type_is_not_told_twice():
-    error = errors.TaskFailed("a.b raised KeyError: 'x'", details={"type": "KeyError"})
-    assert one_line(error) == "a.b raised KeyError: 'x'"
-
-
-def test_with_debug_nobody_is_told_to_use_debug():
-    error = errors.TaskFailed("no", details={"type": "E", "traceback": "REMOTE"})
-    assert one_line(error, debug=True) == "E: no"
-
-
 def test_only_a_server_that_does_not_answer_is_one_to_start():
     assert "gangline dev" in one_line(errors.ServerUnreachable("cannot connect to x within 5 s (refused)"))
     for text in (
@@ -63,10 +53,6 @@ def test_only_a_server_that_does_not_answer_is_one_to_start():
         "no TLS with x: check tls_ca (--tlsca)",
     ):
         assert one_line(errors.ServerUnreachable(text)) == text
-
-
-def test_an_interrupt_is_told_without_a_type():
-    assert one_line(KeyboardInterrupt()) == "interrupted"
 
 
 def test_an_error_of_ours_that_nobody_expected_is_told_with_its_type():
@@ -100,7 +86,7 @@ def test_what_the_server_forbade_is_said_once_and_where_the_error_does_not_say_i
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("command", [("workers",), ("leases",), ("gang", "ls"), ("jobs", "ls"), ("why", "images.j1")])
+@pytest.mark.parametrize("command", [("workers",), ("gang", "ls"), ("why", "images.j1")])
 def test_a_server_that_is_too_old_is_named_instead_of_an_empty_list(invoke, nats_url, monkeypatch, command):
     monkeypatch.setattr(NatsBus, "server_version", "2.11.4")
     done = invoke(*command, "--server", nats_url)

@@ -52,11 +52,6 @@ def test_a_gateway_is_healthy_on_the_node_that_it_names_or_else_on_its_host(comm
     assert (done.returncode, done.stdout) == (0, "gangline-gateway\n")
 
 
-def test_without_a_server_the_probe_fails(commands):
-    done = commands.run("health", "--server", "nats://127.0.0.1:1")
-    assert done.returncode == 3
-
-
 def answer(port: int, path: str) -> tuple[int, str]:
     return ask_probe(port, path, timeout_s=30)
 

@@ -12,8 +12,6 @@ from click.testing import CliRunner
 from gangline.cli.app import COMMANDS, SECTIONS, gangline
 from gangline.cli.console.help import RenamedCommand, SectionedOption
 
-from ..support.rows import case
-
 
 def leaves() -> list[tuple[str, click.Command]]:
     """All commands that can be run, with their full names."""
@@ -67,25 +65,6 @@ def test_help_texts_begin_with_a_verb_or_name_the_thing():
     checked = texts()
     assert len(checked) > 1000
     assert [fault for place, text in checked for fault in faults(place, text)] == []
-
-
-def test_the_lint_finds_what_it_is_for():
-    cases = [
-        ("", "has no help"),
-        ("of one try.", "does not begin with a capital letter"),
-        ("Of one try.", "begins with 'Of'"),
-        ("Whatever the endpoint's route says.", "begins with 'Whatever'"),
-        ("Over nodes.", "begins with 'Over'"),
-        ("At failures.", "begins with 'At'"),
-        ("With --x: y.", "begins with 'With'"),
-        ("Cancel what runs so long.", "has 'so long'"),
-        ("And so on ...", "has '...'"),
-        ("Name of the pool", "does not end with a full stop"),
-    ]
-    for text, fault in cases:
-        with case(text, fault):
-            assert any(f"call --x {fault}" in each for each in faults("call --x", text))
-            assert faults("call --x", "Name of the pool.") == []
 
 
 def test_each_command_is_in_one_section():

@@ -10,24 +10,10 @@ import warnings
 
 import pytest
 
-from gangline.bus.lifecycle import on_signals
 from gangline.cli.console.children import TIED, end, ended, how_it_ended, tied_to_parent
 from gangline.cli.console.session import run
 
 pytestmark = pytest.mark.processes
-
-
-async def test_the_first_signal_and_the_others_are_told_apart_and_handlers_are_taken_away():
-    seen: asyncio.Queue[str] = asyncio.Queue()
-
-    before = signal.getsignal(signal.SIGTERM)
-    with on_signals(lambda: seen.put_nowait("first"), lambda: seen.put_nowait("again")):
-        heard = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-            os.kill(os.getpid(), number)
-            heard.append(await seen.get())
-    assert heard == ["first", "again", "again"]
-    assert signal.getsignal(signal.SIGTERM) in (before, signal.SIG_DFL)
 
 
 @pytest.fixture

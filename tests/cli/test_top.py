@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 from rich.console import Console
-from textual.widgets import Static, TabbedContent
+from textual.widgets import TabbedContent
 
 from gangline.board.board_core import Board
 from gangline.board.feed import BoardFeed, following
@@ -216,31 +216,6 @@ async def test_a_job_is_cancelled_after_asking_for_the_reason():
             assert app.table("jobs").row_count == 1
             (entry,) = await trail_of(client)
             assert (entry.action, entry.target, entry.reason) == ("cancel", chosen.id, "wrong")
-
-
-@pytest.mark.long
-async def test_a_job_and_a_gang_that_wait_are_told_when_they_can_start():
-    async with (
-        cluster(POOL, dispatcher=True, coordinator=True) as client,
-        client.lease("train", slots=4, ttl_s=30),
-        following(BoardFeed(client)) as feed,
-    ):
-        app = Top(client, feed)
-        async with app.run_test(size=SMALL) as pilot:
-            job = await client.submit("train.wait")
-            app.query_one("#tabs", TabbedContent).active = "jobs"
-            await press(pilot, wait_s=2)
-            assert app.chosen == job.id
-            await press(pilot, "i", wait_s=1)
-            told = str(app.query_one("#told", Static).content)
-            assert "no later than" in told and "lease ~" in told and "ends in" in told
-            gang = asyncio.ensure_future(client.gang(pool="train", size=2).__aenter__())
-            app.query_one("#tabs", TabbedContent).active = "gangs"
-            await press(pilot, wait_s=2)
-            await press(pilot, "i", wait_s=1)
-            told = str(app.query_one("#told", Static).content)
-            assert "the head of the queue" in told and "no later than" in told
-            gang.cancel()
 
 
 async def trail_of(client):

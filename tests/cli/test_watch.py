@@ -68,13 +68,6 @@ def test_json_lines_carry_the_lease_also_when_it_goes(capsys):
     assert {*lines[0]["lease"]} == {*lease_json(LEASE)}, "the same fields as without --watch"
 
 
-def test_a_table_prints_no_lines(capsys):
-    watched = WatchedBoard(LeaseLog(print_lines=False, as_json=False))
-    watched.put()
-    assert capsys.readouterr().out == ""
-    assert [lease.slots for lease in watched.board.leases()] == [2]
-
-
 def test_nobody_who_reads_is_an_end_and_not_an_error_of_the_watch(monkeypatch):
     """`gangline leases --watch | head -1`"""
     ends = []

@@ -145,19 +145,3 @@ def test_killed_supervisors_leave_no_process_behind(two):
     running.process.wait()
     for pid in pids:
         wait_gone(pid)
-
-
-@pytest.mark.long
-@pytest.mark.server
-@pytest.mark.processes
-def test_dev_replaces_all_workers_of_all_pools_at_once(two):
-    del two.environment["NATS_URL"]
-    del two.environment["GANGLINE_NAMESPACE"]
-    running = two.start("dev", "words:pool", "media:pool", "--workers", "2", "--port", "0")
-    running.await_output(r"^watching ")
-    two.environment["NATS_URL"] = running.await_output(r"^server +\S+").split()[1]
-    assert [row[0] for row in registered(two, 4)] == ["media.dev-1", "media.dev-2", "words.dev-1", "words.dev-2"]
-    (two.folder / "media.py").write_text(MEDIA + "\n# changed\n")
-    running.await_output(r"the new worker is serving")
-    running.await_output(r"worker\.left", times=4)
-    assert [row[0] for row in registered(two, 4)] == ["media.dev-3", "media.dev-4", "words.dev-3", "words.dev-4"]

@@ -52,11 +52,6 @@ KNOWN: Final = {
         (f"gnatsd_varz_jetstream_{name}" for name in ("stats_storage", "config_max_storage")), {"server_id"}
     ),
 }
-_OF_STREAMS: Final = {"server_name", "cluster", "domain", "account", "stream_name", "is_stream_leader"}
-OF_NATS: Final = {
-    **dict.fromkeys(("total_bytes", "limit_bytes", "last_seq"), _OF_STREAMS),
-}
-"""Some of what prometheus-nats-exporter exports, and its labels."""
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -114,12 +109,6 @@ def test_an_expression_keeps_namespaces_apart():
             assert all("namespace" in group for group in groups), (where, expression)
     for info in METRICS.values():
         assert "namespace" in info.attributes or info.name == "gangline.connection.credentials_end", info.name
-
-
-def test_an_expression_with_an_unknown_metric_or_label_would_be_noticed():
-    with pytest.raises(KeyError):
-        made["resolved"]("sum([gangline.gang.wait])")
-    assert used('sum by (pool) (rate(x_total{kind="y"}[5m])) > 3') == ({"x_total"}, {"pool", "kind"})
 
 
 def test_alerts_have_names_of_their_own_and_say_what_to_do():

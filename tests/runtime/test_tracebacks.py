@@ -241,18 +241,13 @@ SCRIPT = """
         async with gangline.connect(sys.argv[1], namespace=sys.argv[2]) as client:
             await client.call("words.bad", "x")
 
-    def plain():
-        with gangline.connect_sync(sys.argv[1], namespace=sys.argv[2]) as client:
-            client.call("words.bad", "x")
-
-    plain() if sys.argv[3] == "plain" else asyncio.run(main())
+    asyncio.run(main())
 """
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("form", ["async", pytest.param("plain", marks=pytest.mark.long)])
 async def test_a_script_prints_its_own_line_and_the_remote_traceback(
-    nats_url: str, namespace: str, tmp_path: Path, form: str
+    nats_url: str, namespace: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
@@ -263,7 +258,7 @@ async def test_a_script_prints_its_own_line_and_the_remote_traceback(
         await stack.enter_async_context(Worker(pool, bus=bus, names=Names(namespace)))
         ended = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, str(script), nats_url, namespace, form],
+            [sys.executable, str(script), nats_url, namespace],
             capture_output=True,
             text=True,
             timeout=60,
@@ -273,7 +268,7 @@ async def test_a_script_prints_its_own_line_and_the_remote_traceback(
     ours = str(Path(gangline.__file__).parent)
     at_the_caller, _, at_the_worker = ended.stderr.partition("At the worker:\n")
     assert ours not in at_the_caller
-    assert 'await client.call("words.bad", "x")' in at_the_caller or form == "plain"
+    assert 'await client.call("words.bad", "x")' in at_the_caller
     assert at_the_caller.splitlines()[-1] == "gangline.errors.TaskFailed: words.bad raised ValueError: bad x"
     assert at_the_worker.splitlines()[0] == "Traceback (most recent call last):"
     assert at_the_worker.splitlines()[-1] == "ValueError: bad x"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -114,11 +113,6 @@ async def test_a_call_by_function_returns_what_its_annotation_says():
         assert await client.call(points, to=2) == [Point(0, 0), Point(1, -1)]
 
 
-async def test_a_call_by_name_returns_plain_values_as_before():
-    async with cluster(pool) as client:
-        assert (await client.call("shop.place", id=3))["id"] == 3
-
-
 async def test_streams_leases_and_selections_take_functions():
     async with cluster(pool) as client:
         assert [item async for item in client.stream(points, to=2)] == [Point(0, 0), Point(1, -1)]
@@ -156,21 +150,6 @@ async def test_gangs_run_functions_on_all_ranks():
         assert isinstance(caught.value.__cause__, errors.WrongPool)
         with pytest.raises(errors.UnknownMethod):  # of several pools: each rank runs that of its own
             await gang.call(0, shared)
-
-
-async def test_middleware_sees_a_call_by_function_as_a_call_by_name():
-    seen = []
-
-    async def watch(request, call_next):
-        seen.append(request.target)
-        return await call_next(request)
-
-    from gangline.dispatcher.client.client import Client
-
-    running = cluster(pool)
-    async with running, Client(running.hub.connect("hooked"), middleware=[watch], owns_bus=True) as client:
-        assert await client.call(place, id=1) == Order(id=1, at=NOON)
-    assert seen == ["shop.place"]
 
 
 async def test_a_resource_with_a_default_is_filled_in_by_the_worker():
@@ -264,21 +243,3 @@ async def test_text_of_a_subclass_is_still_a_name():
         assert [item async for item in client.stream(Name("shop.points"), to=1)] == [{"x": 0, "y": 0}]
         async with client.lease(Name("shop")) as lease:
             assert (await lease.call(Name("place"), id=1))["id"] == 1
-
-
-async def test_cancelling_a_call_by_function_cancels_the_task():
-    slow = Pool("slow")
-    ended = asyncio.Event()
-
-    @slow.task
-    async def wait() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
-    async with cluster(slow) as client:
-        call = asyncio.ensure_future(client.call(wait))
-        await asyncio.sleep(1)
-        call.cancel()
-        await asyncio.wait_for(ended.wait(), 5)

@@ -41,16 +41,6 @@ def test_a_cancelled_timer_moves_no_time(loop):
     assert loop.time() == 1001
 
 
-def test_many_cancelled_timers_are_swept(loop):
-    async def main():
-        for _ in range(5000):
-            async with asyncio.timeout(100):
-                await asyncio.sleep(0)
-        return len(loop._timers)
-
-    assert loop.run_until_complete(main()) < 1000
-
-
 def test_a_deadlock_names_who_waits(loop):
     async def stuck():
         await loop.create_future()
@@ -113,14 +103,6 @@ def test_a_job_nobody_waits_for_holds_no_time(loop):
 
     loop.run_until_complete(main())
     assert loop.time() == 1005
-
-
-def test_a_raising_job_raises_in_the_task_that_waits(loop):
-    async def main():
-        with pytest.raises(ZeroDivisionError):
-            await loop.run_in_executor(None, lambda: 1 / 0)
-
-    loop.run_until_complete(main())
 
 
 def test_nodes_are_inherited_by_tasks_and_callbacks(loop):
@@ -243,99 +225,6 @@ def test_what_crashed_nodes_leave_behind_is_collected_without_a_complaint():
     assert [str(warning.message) for warning in said] == []
 
 
-@pytest.mark.parametrize("when", ["in its own step", "before its callbacks run", "while the loop closes"])
-def test_a_crashed_node_does_not_complain_of_exceptions_that_nobody_looked_at(when: str):
-    complaints: list[str] = []
-
-    def run() -> None:
-        loop = VirtualLoop()
-        loop.set_exception_handler(lambda _loop, context: complaints.append(context["message"]))
-
-        async def fails() -> None:
-            if when == "in its own step":
-                loop.crash("n1")
-            elif when == "before its callbacks run":
-                loop.call_soon(loop.crash, "n1", context=node_context(None))
-            else:
-                loop.stop()
-            raise ValueError("nobody looks")
-
-        async def process() -> None:
-            asyncio.create_task(fails()).add_done_callback(lambda task: task.exception())  # noqa: RUF006
-
-        loop.spawn("n1", process())
-        loop.call_later(1, loop.stop)
-        loop.run_forever()
-        loop.close()
-
-    run()
-    gc.collect()
-    assert complaints == []
-
-
-def test_what_a_node_starts_in_the_step_in_which_it_crashes_never_runs_and_nobody_complains(recwarn):
-    gc.collect()  # what other tests left behind
-    recwarn.clear()
-    complaints: list[str] = []
-    ran: list[str] = []
-
-    def run() -> None:
-        loop = VirtualLoop()
-        loop.set_exception_handler(lambda _loop, context: complaints.append(context["message"]))
-
-        async def late() -> None:
-            ran.append("late")
-
-        async def process() -> None:
-            loop.crash("n1")
-            asyncio.create_task(late())  # noqa: RUF006
-
-        loop.spawn("n1", process())
-        loop.call_later(1, loop.stop)
-        loop.run_forever()
-        gc.collect()
-        loop.close()
-
-    run()
-    gc.collect()
-    assert (ran, complaints, [str(each.message) for each in recwarn]) == ([], [], [])
-
-
-def test_generators_that_crashed_nodes_left_half_way_are_collected_without_a_complaint(monkeypatch):
-    loop = VirtualLoop()
-
-    async def inner():
-        news: asyncio.Queue[None] = asyncio.Queue()
-        try:
-            while True:
-                await news.get()
-                yield
-        finally:
-            await asyncio.sleep(1)
-
-    async def outer():
-        async for _ in inner():
-            yield
-
-    async def work():
-        async for _ in outer():
-            pass
-
-    async def main():
-        loop.spawn("n1", work())
-        await asyncio.sleep(0.5)
-        loop.crash("n1")
-
-    said = []
-    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: said.append(repr(unraisable.exc_value)))
-    loop.run_until_complete(main())
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        loop.close()
-        gc.collect()
-    assert said + [str(warning.message) for warning in warned] == []
-
-
 def test_sets_of_tasks_have_the_same_order_every_time():
     async def main():
         tasks = {asyncio.create_task(asyncio.sleep(1), name=str(number)) for number in range(50)}
@@ -353,11 +242,6 @@ def test_sets_of_tasks_have_the_same_order_every_time():
     assert orders[0] == orders[1] == orders[2]
 
 
-def test_the_loop_serves_asyncio_runner():
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(asyncio.sleep(1000))
-
-
 async def test_async_tests_run_on_virtual_time():
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
@@ -373,8 +257,7 @@ async def test_marked_tests_run_on_the_real_loop():
 # -- clocks -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [0.9, 1.0, 1.1, 2.0])
-@pytest.mark.parametrize("ahead_s", [0.0, 1e6])
+@pytest.mark.parametrize(("rate", "ahead_s"), [(0.9, 1e6), (1.0, 0.0), (2.0, 1e6)])
 def test_a_node_waits_by_its_own_clock(rate, ahead_s):
     loop = VirtualLoop()
     loop.set_clock("w1", NodeClock(rate, ahead_s))

@@ -36,7 +36,7 @@ scalars = (
 plain = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20
 )
-quickly = settings(max_examples=repetitions(20, whole=100))
+quickly = settings(max_examples=repetitions(20, whole=50))
 both = pytest.mark.parametrize("fmt", list(Format))
 
 
@@ -151,11 +151,6 @@ def test_what_has_no_form_on_the_wire_is_an_error_that_says_so(fmt, value):
         codec.encode({"x": [value]}, fmt)
 
 
-def test_an_integer_past_64_bits_has_no_form_in_msgpack():
-    with pytest.raises(InvalidRequest, match="cannot be written as msgpack"):
-        codec.pack(2**64)
-
-
 @given(plain)
 @quickly
 def test_a_failed_write_leaves_nothing_behind_in_the_next_one(value):
@@ -186,18 +181,6 @@ def test_any_bytes_are_a_value_or_a_malformed_message_and_nothing_else(fmt, data
         assert error.message
     else:
         codec.check_depth(value)
-
-
-@both
-@given(value=plain, cut=st.integers(1, 50), junk=st.binary(max_size=5))
-@quickly
-def test_a_body_that_was_cut_or_overwritten_never_brings_down_the_reader(fmt, value, cut, junk):
-    data = codec.encode(value, fmt)
-    mangled = data[:-cut] + junk
-    try:
-        codec.decode(mangled, fmt)
-    except MalformedMessage:
-        pass
 
 
 def test_two_values_in_one_body_are_refused():
@@ -250,12 +233,6 @@ def test_a_message_of_ours_is_written_as_what_it_dumps_to(fmt):
     )
     written = codec.decode(codec.encode_model(outer, fmt), fmt)
     assert written == codec.decode(codec.encode(outer.model_dump(mode="json"), fmt), fmt)
-
-
-def test_a_wide_value_is_not_a_deep_one():
-    codec.check_depth([[[]] * 1000] * 1000, limit=3)
-    with pytest.raises(MalformedMessage):
-        codec.check_depth([[[]] * 1000] * 1000, limit=2)
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------

@@ -166,11 +166,6 @@ def test_what_is_no_frame_or_of_no_known_operation_is_refused():
                 frames.decode_answer(answer_of(frame))
 
 
-def test_one_wrong_frame_refuses_its_whole_envelope():
-    with pytest.raises(MalformedMessage):
-        frames.decode_request(codec.pack((WIRE_VERSION, 5, "router", [GOOD_REQUESTS[RequestOp.CANCEL], [5, "x"]])))
-
-
 # -- the envelope -----------------------------------------------------------------------------------------------------
 
 ENVELOPES = [None, 1, "x", {}, [], [WIRE_VERSION, 5, "s"], [WIRE_VERSION, 5, "s", [], None]]
@@ -235,16 +230,6 @@ def test_deep_nesting_where_something_flat_belongs_is_a_short_complaint(data):
         assert len(str(caught.value)) < 200
 
 
-def test_a_complaint_about_a_large_value_is_short():
-    with pytest.raises(MalformedMessage) as caught:
-        frames.decode_request(request_of([5, ["x" * 1000] * 1000]))
-    assert len(str(caught.value)) < 200
-
-
-GOOD = frames.encode_request(5, "router", list(GOOD_REQUESTS.values()))
-GOOD_ANSWER = frames.encode_answer(5, LOAD, list(GOOD_ANSWERS.values()))
-
-
 @given(st.binary(max_size=300))
 @example(b"")
 @example(b"\x94\x01\x05\xa1s")
@@ -254,25 +239,6 @@ def test_any_bytes_are_an_envelope_or_a_malformed_message(data):
             decode(data)
         except MalformedMessage:
             pass
-
-
-@given(st.data())
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
-def test_flipped_bytes_never_get_past_the_checks(data):
-    for good, decode, places in (
-        (GOOD, frames.decode_request, GOOD_REQUESTS),
-        (GOOD_ANSWER, frames.decode_answer, GOOD_ANSWERS),
-    ):
-        mangled = bytearray(good)
-        for _ in range(data.draw(st.integers(1, 4))):
-            mangled[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
-        try:
-            got = decode(bytes(mangled))
-        except MalformedMessage:
-            continue
-        for frame in got.frames:
-            assert frame[0] in set(places)
-            assert len(frame) == len(places[frame[0]])
 
 
 json_like = st.recursive(

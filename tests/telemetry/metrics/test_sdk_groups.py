@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -19,7 +17,6 @@ from opentelemetry.sdk.metrics.view import (
 )
 
 from gangline.telemetry.metrics import sdk_groups
-from gangline.telemetry.metrics.instruments import Distribution
 
 from ...support.rows import case
 
@@ -115,26 +112,3 @@ def test_this_sdk_has_the_expected_parts(monkeypatch: pytest.MonkeyPatch):
     )
     sdk_groups.record_all(setup.histogram, (0.1, 0.2, 3.0), {"a": "x"})
     assert recorded == [0.1]
-
-
-def test_nothing_is_lost_while_one_thread_records_and_others_flush():
-    setup = ReadHistogram([], [{}])
-    distribution = Distribution(setup.histogram, ("a",))
-    values, over = distribution.of(("x",)), threading.Event()
-
-    def flush() -> None:
-        while not over.is_set():
-            distribution.flush()
-
-    threads = [threading.Thread(target=flush) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for number in range(20_000):
-        values.add(float(number % 3))
-    over.set()
-    for thread in threads:
-        thread.join()
-    distribution.flush()
-    ((_, _, facts, total),) = setup.seen()[0]
-    assert facts["count"] == 20_000
-    assert math.isclose(total, sum(number % 3 for number in range(20_000)))

@@ -43,11 +43,6 @@ def test_one_task_more_than_slots_is_found():
     assert any("3+0 of 2 slots" in text for text in slots_kept({"w1": records}, slots=2))
 
 
-def test_reservations_count_as_well():
-    found = slots_kept({"w1": [record("grant", 1, 2, token="t")]}, {"w1"}, 2)
-    assert found == ["w1 line 1 (grant): 1+2 of 2 slots"]
-
-
 def test_negative_slots_and_a_wrong_total_are_found():
     assert "-1+0 of 2 slots" in slots_kept({"w1": [record("end", -1, 0, id=1)]}, slots=2)[0]
     assert slots_kept({"w1": [record("resize", 0, 0)]}, slots=4) == ["w1 line 1: 2 slots, not 4"]
@@ -61,12 +56,6 @@ def test_a_journal_that_hides_a_running_task_is_found():
     records = sound()
     records[3]["running"] = 1
     assert slots_kept({"w1": records}) == ["w1 line 4: 1 running, but its events make 2"]
-
-
-def test_a_task_that_starts_twice_on_one_single_use_token_does_not_add_up():
-    records = sound()
-    records.insert(3, record("start", 1, 0, id=9, sender="s", token="t1"))
-    assert "w1 line 4: 1 running, but its events make 2" in slots_kept({"w1": records})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ..support.rows import case
-from .conftest import request, until
 
 
 def change(*, replace: bool = False, before: RouteRecord | None = None, **given: Any) -> RouteRecord:
@@ -147,29 +146,3 @@ def test_routes_are_set_changed_listed_and_removed(commands: Any, put_raw: Calla
     assert [row["endpoint"] for row in commands.json("route", "ls", "resize")] == ["resize"]
     refused = commands.run("route", "set", "resize", "--to", "v1=0")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-
-
-@pytest.mark.server
-@pytest.mark.processes
-def test_a_gateway_follows_routes_that_are_set_while_it_runs(
-    commands: Any, put_raw: Callable[[str, bytes], None], nats_url: str, namespace: str
-) -> None:
-    commands.started("worker", "words:pool", "--id", "w1")
-    gateway = commands.started("gateway")
-
-    def answers(endpoint: str) -> bool:
-        """Whether the gateway has an answer of a worker."""
-
-        answer = request(nats_url, Names(namespace).call(endpoint, "count"), b'{"text": "a b c"}')
-        return asyncio.run(answer).data == b"3"
-
-    assert not answers("texts")
-    assert commands.run("route", "set", "texts", "--to", "words=1").stderr == ""
-    assert answers("texts")
-    put_raw("other", b'{"to": {"words": 1}}')
-    assert answers("other")
-    put_raw("texts", b"{}{")
-    gateway.await_output(r"route texts: .*previous route stays")
-    assert answers("texts")
-    assert commands.run("route", "rm", "texts").returncode == 0
-    until(lambda: not answers("texts"), "the end of a route that was removed")

@@ -53,23 +53,6 @@ async def test_it_is_started_once_and_stopped_once():
         await shop.start()
 
 
-async def test_who_stops_it_again_waits_until_it_is_closed():
-    shop = Shop()
-    await shop.start()
-    first = asyncio.ensure_future(shop.stop())
-    await asyncio.sleep(0.5)
-    await shop.stop()
-    assert shop.closed == 1
-    await first
-
-
-async def test_one_that_never_started_can_be_stopped():
-    shop = Shop()
-    await shop.stop()
-    await shop.wait_closed()
-    assert (shop.opened, shop.closed) == (0, 1)
-
-
 async def test_a_start_that_fails_is_undone():
     shop = Shop(fails=True)
     with pytest.raises(Unavailable, match="no storage"):

@@ -100,13 +100,6 @@ def test_a_thread_whose_target_does_not_open_ends() -> None:
     assert not threads[0].is_alive()
 
 
-def test_another_target_shares_the_thread() -> None:
-    with Proxy(opened) as proxy:
-        other = proxy.like(Target())
-        assert other.caller() is proxy.caller()
-        assert other.target is not proxy.target
-
-
 def test_a_context_is_entered_and_left_there_with_the_error_of_its_block() -> None:
     with Proxy(opened) as proxy:
         with proxy.context() as found:

@@ -36,16 +36,6 @@ async def test_what_was_dropped_does_not_ring():
     assert rung == [("99", 1.0)]
 
 
-async def test_all_dropped_it_sleeps_and_wakes_for_the_next():
-    made, rung = alarms()
-    made.add("a", asyncio.get_running_loop().time() + 1.0)
-    made.drop("a")
-    await asyncio.sleep(2)
-    made.add("b", asyncio.get_running_loop().time() + 1.0)
-    await asyncio.sleep(2)
-    assert rung == [("b", 3.0)]
-
-
 async def test_one_that_is_overtaken_rings_with_those_before_it():
     made, rung = alarms()
     now = asyncio.get_running_loop().time()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .. import conftest, scale
 from ..support.rows import in_rows
@@ -101,15 +98,3 @@ def test_a_task_left_by_a_fixture_is_an_error(suite):
             pass
     """)
     result.assert_outcomes(passed=1, errors=1)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-@given(number=st.integers(0, 3))
-async def test_hypothesis_runs_async_tests(number, times):
-    await asyncio.sleep(number * times)
-    assert number <= 3
-
-
-def test_namespaces_differ(namespace, request):
-    assert namespace.isalnum()
-    assert namespace != namespace.upper()

@@ -6,13 +6,10 @@ import asyncio
 
 import pytest
 
-from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import ClosedError, InvalidSettings, JobDead, NoWorkers, TaskFailed, WorkerIdTaken
 from gangline.testing import VirtualLoop, cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-
-from ..scale import repetitions
 
 
 @pytest.fixture
@@ -72,11 +69,6 @@ async def test_several_pools_are_served_together(pool):
         assert sorted(running.workers) == ["math.w1", "math.w2", "text.w3", "text.w4"]
 
 
-async def test_long_work_takes_no_time_on_a_virtual_loop(pool):
-    async with cluster(pool) as client:
-        assert await client.call("math.slow", 60.0 * repetitions(2, whole=60)) == "done"
-
-
 async def test_workers_can_be_added_and_drained(pool):
     running = cluster(pool, workers=0)
     async with running as client:
@@ -87,15 +79,6 @@ async def test_workers_can_be_added_and_drained(pool):
         await worker.drain()
         with pytest.raises(NoWorkers):
             await client.options(timeout_s=1).call("math.add", 1, 1)
-
-
-async def test_the_server_can_be_restarted_under_it(pool):
-    running = cluster(pool)
-    async with running as client:
-        assert await client.call("math.add", 1, 1) == 2
-        running.hub.stop()
-        running.hub.start()
-        assert await client.options(timeout_s=10).call("math.add", 1, 1) == 2
 
 
 async def test_leaving_cancels_what_runs(pool):
@@ -150,15 +133,3 @@ async def test_submitted_tasks_run_where_a_dispatcher_was_asked_for(pool):
         with pytest.raises(JobDead) as caught:
             await failing.result()
         assert isinstance(caught.value.__cause__, TaskFailed)
-
-
-async def test_a_second_dispatcher_takes_over_from_the_first(pool):
-    running = cluster(pool, dispatcher=True, dispatcher_settings=DispatcherSettings(backoff_s=0.1))
-    async with running as client:
-        assert await (await client.submit("math.add", 1, 2)).result() == 3
-        await running.add_dispatcher()
-        job = await client.submit("math.slow", 5.0)
-        await asyncio.sleep(1)
-        await running.dispatchers[0].stop()
-        assert await job.result() == "done"
-        assert await (await client.submit("math.add", 3, 4)).result() == 7

@@ -16,7 +16,7 @@ from gangline.bus.port.bus import (
 )
 
 from ...scale import repetitions
-from ...support.bus.stream_load import LONG_S, Load, publish_until_stored
+from ...support.bus.stream_load import LONG_S, Load
 from ..conftest import collect, happens
 
 pytestmark = pytest.mark.server
@@ -84,29 +84,6 @@ async def test_looking_at_a_stream_that_vanished_makes_it_again(connect_to, nats
         await bus.api.call(f"STREAM.DELETE.{namespace}", what="delete")
         await look()
     assert (await stream.state()).messages == 0
-
-
-async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace, seen):
-    number = repetitions(100, whole=300)
-    settings = settings_of(namespace, retention=Retention.LIMITS)
-    bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
-    stream, source = await bus.stream(namespace, settings), await writer.stream(namespace, settings)
-    await stream.read(f"{namespace}.task.>", seen)
-
-    async def publish():
-        for index in range(number):
-            await publish_until_stored(source, f"{namespace}.task.x", index)
-
-    publishing = asyncio.ensure_future(publish())
-    for enough in (number // 4, number // 2):
-        await seen.count(enough)
-        nats_server.kill()
-        await asyncio.to_thread(nats_server.start)
-    await publishing
-    await seen.count(number)
-    assert [message.data for message in seen.items] == [b"%d" % index for index in range(number)]
-    sequences = [message.sequence for message in seen.items]
-    assert sequences == sorted(set(sequences))
 
 
 async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, nats_url, namespace, seen):

@@ -20,10 +20,8 @@ from gangline.bus.port.bus import (
     ConsumerSettings,
     KvOperation,
     KvWrite,
-    NoResponders,
     Retention,
     Storage,
-    StorageUnavailable,
     StreamSettings,
     StreamSource,
 )
@@ -109,24 +107,6 @@ async def test_what_was_on_its_way_to_a_reader_when_its_connection_broke_comes_a
     assert [message.data for message in got.items] == [b"0", b"1", b"2"]
 
 
-async def test_without_a_leader_nothing_is_stored_or_delivered_and_then_it_goes_on(hub, bus, got, lost):
-    stream, consumer = await open_consumer(bus, got, on_lost=lambda: lost(1))
-    consumer.pull(2)
-    await consumer.state()
-    hub.storage_down()
-    with pytest.raises(StorageUnavailable) as caught:
-        await stream.publish("task.a", b"1")
-    assert not caught.value.may_have_started
-    with pytest.raises(NoResponders):
-        await bus.request("task.a", b"1", timeout_s=1)
-    await asyncio.sleep(10)
-    hub.storage_back()
-    await stream.publish("task.a", b"2")
-    await got.count(1)
-    assert got.items[0].data == b"2"
-    assert lost.items == []
-
-
 async def test_a_schedule_that_falls_due_while_the_server_is_down_fires_when_it_is_back(hub, bus, got):
     stream, consumer = await open_consumer(bus, got)
     consumer.pull(1)
@@ -170,20 +150,6 @@ async def test_a_new_leader_that_took_nothing_that_is_still_here_begins_at_the_s
     assert [message.data for message in got.items[1:]] == [b"plain", *comes, b"later"]
 
 
-async def test_a_reader_gets_what_it_missed_after_a_reconnect(hub):
-    bus, writer, seen = hub.connect("ours"), hub.connect("writer"), collect()
-    settings = settings_of(retention=Retention.LIMITS)
-    stream, source = await bus.stream("S", settings), await writer.stream("S", settings)
-    await stream.read("task.>", seen)
-    await source.publish("task.a", b"1")
-    hub.disconnect(bus)
-    await source.publish("task.a", b"2")
-    hub.reconnect(bus)
-    await source.publish("task.a", b"3")
-    await seen.count(3)
-    assert [message.data for message in seen.items] == [b"1", b"2", b"3"]
-
-
 async def test_a_reader_of_a_lost_stream_begins_with_the_new_one(hub, bus, seen):
     stream = await bus.stream("S", settings_of(Storage.MEMORY, Retention.LIMITS))
     await stream.read("task.>", seen)
@@ -209,28 +175,6 @@ async def test_the_handlers_of_a_killed_client_are_not_called(hub):
     successor.pull(1)
     await after.count(1)
     assert got.items == []
-
-
-async def test_a_publication_whose_answer_is_lost_is_in_doubt():
-    class AnswerLost:
-        lose = False
-
-        def message(self, sender, receiver, subject, now):
-            return (0.001,)
-
-        def storage(self, client, now):
-            return WriteOutcome(0.001, None if self.lose else 0.001)
-
-    faults = AnswerLost()
-    bus = MemoryServer(faults=faults, storage_timeout_s=1.0).connect()
-    stream = await bus.stream("S", settings_of())
-    faults.lose = True
-    with pytest.raises(StorageUnavailable) as caught:
-        await stream.publish("task.a", b"1", headers={"Nats-Msg-Id": "m"}, timeout_s=0.5)
-    assert caught.value.may_have_started
-    faults.lose = False
-    assert (await stream.publish("task.a", b"1", headers={"Nats-Msg-Id": "m"})).duplicate
-    await bus.close()
 
 
 @in_rows("seed", range(repetitions(2, whole=6)))
@@ -298,17 +242,6 @@ async def test_under_lost_late_and_cut_everything_each_message_is_done_and_only_
     assert consumer.wanted == 16
     await bus.close()
     await writer.close()
-
-
-async def test_objects_survive_with_their_storage(hub, bus):
-    kept = await bus.object_store("KEPT", BucketSettings(storage=Storage.FILE))
-    gone = await bus.object_store("GONE", BucketSettings(storage=Storage.MEMORY))
-    await kept.put("a", b"1")
-    await gone.put("a", b"1")
-    hub.stop()
-    hub.start()
-    assert await kept.get("a") == b"1"
-    assert await gone.get("a") is None
 
 
 # -- the API ------------------------------------------------------------------------------------------------------

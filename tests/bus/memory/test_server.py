@@ -42,13 +42,6 @@ async def test_a_stopped_server_takes_no_connection_and_loses_those_it_has(hub):
     assert bus.connected
 
 
-async def test_subscriptions_survive_a_restart(hub, server, client):
-    await echo(server)
-    hub.stop()
-    hub.start()
-    assert (await client.request("echo", b"1", timeout_s=1)).data == b"1"
-
-
 async def test_memory_streams_vanish_in_a_restart_and_file_streams_stay(hub, bus):
     memory = await bus.bucket("M", BucketSettings())
     file = await bus.bucket("F", BucketSettings(storage=Storage.FILE))
@@ -184,17 +177,6 @@ async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_wh
     await asyncio.sleep(0)
     assert sorted(got) == [b"1", b"2", b"3"]
     assert got.index(b"1") < got.index(b"2")
-
-
-async def test_what_a_partition_held_is_lost_when_the_connection_breaks(hub, server, client):
-    got = []
-    await server.subscribe("up", got.append)
-    hub.partition(client)
-    client.publish("up")
-    hub.disconnect(client)
-    hub.reconnect(client)
-    await asyncio.sleep(1)
-    assert got == []
 
 
 # -- storage ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.bus.embedded.cluster import EmbeddedCluster
-from gangline.bus.port.bus import BucketSettings, Conflict, KvOperation, KvWrite, Storage, StorageUnavailable
+from gangline.bus.port.bus import BucketSettings, KvOperation, KvWrite, Storage, StorageUnavailable
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.errors.base import InvalidSettings, Unavailable
 
@@ -81,44 +81,6 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
 
     cluster.server(leader).start()
     await bucket.put("k.after", b"again", revision=revision)
-
-
-@pytest.mark.long
-async def test_stepping_down_is_not_even_noticed_by_a_writer(connect_to, quiet_cluster, namespace):
-    bus = await connect_to(",".join(quiet_cluster.urls))
-    bucket = await bus.bucket(namespace, COPIES)
-    revision = await bucket.put("counter", b"0")
-    last = repetitions(40, whole=60)
-    for number in range(1, last + 1):
-        if number % (last // 3) == 0:
-            await bus.api.call(f"STREAM.LEADER.STEPDOWN.KV_{namespace}", what="step down")
-        revision = await bucket.put("counter", str(number).encode(), revision=revision)
-    assert (await bucket.get("counter")).value == b"%d" % last
-
-
-@pytest.mark.long
-async def test_batches_that_share_a_condition_are_retried_until_all_are_in(connect_to, quiet_cluster, namespace):
-    bus = await connect_to(",".join(quiet_cluster.urls))
-    bucket = await bus.bucket(namespace, COPIES)
-    leader = await bucket.put("leader", b"me")
-    await asyncio.gather(
-        *(
-            bucket.commit(
-                [
-                    KvWrite(key=f"gang.{number}", value=b"1", revision=leader, condition_key="leader"),
-                    KvWrite(key=f"member.{number}", value=b"1", revision=0),
-                ]
-            )
-            for number in range(12)
-        )
-    )
-    there = 0
-    async with asyncio.timeout(PATIENCE_S):
-        while there != 24:  # a snapshot may be a little behind
-            there = len(await bucket.entries("gang.*")) + len(await bucket.entries("member.*"))
-    await bucket.put("leader", b"another")
-    with pytest.raises(Conflict):
-        await bucket.commit([KvWrite(key="gang.late", value=b"1", revision=leader, condition_key="leader")])
 
 
 @pytest.mark.long

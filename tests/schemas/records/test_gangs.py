@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gangline.schemas.errors.base import GangImpossible, InvalidName, InvalidRequest, NotOwner, error_from_wire
-from gangline.schemas.messages.gangs import AcquireRequest, OwnedRequest
+from gangline.schemas.errors.base import InvalidName, InvalidRequest
+from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.messages.operations import parse_request
-from gangline.schemas.names import GangOperation, Names, WorkerId
 from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, GangState, MemberRecord, Seat
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
@@ -83,28 +82,6 @@ def test_a_set_restarts_without_a_bound_unless_one_is_written():
 def test_a_malformed_set_is_refused(wrong):
     with pytest.raises(ValueError, match="validation error"):
         GangSetRecord.model_validate({"gangs": 1, "gang": {"pool": "p", "size": 2}} | wrong)
-
-
-def test_an_owner_names_the_gang_and_shows_its_token():
-    with pytest.raises(InvalidRequest):
-        parse_request(OwnedRequest, {"id": "g"})
-
-
-@pytest.mark.parametrize("error", [GangImpossible("x", details={"lacks": ["y"]}), NotOwner("z")])
-def test_gang_errors_come_back_from_the_wire_as_themselves(error):
-    body = error.to_wire()
-    again = error_from_wire(body["code"], body["message"], body.get("details"), body["may_have_started"])
-    assert (type(again), again.details) == (type(error), error.details)
-
-
-def test_gang_subjects_and_keys():
-    names = Names("ns")
-    assert names.gang(GangOperation.ACQUIRE) == "ns.gang.acquire"
-    assert names.gang_operations == "ns.gang.*"
-    assert names.gang_event("g") == "ns.event.gang.g"
-    key = names.member_key(WorkerId("p", "w"), "g")
-    assert key == "member.p.w.g"
-    assert names.parse_worker_key(key) == WorkerId("p", "w")
 
 
 def test_generations_in_the_ledger_begin_at_one() -> None:

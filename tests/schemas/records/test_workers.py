@@ -42,10 +42,6 @@ def test_a_record_that_lacks_its_epoch_is_refused(record):
         type(record).model_validate(without)
 
 
-def test_a_record_names_the_version_of_the_wire():
-    assert all(record.model_dump()["v"] == WIRE_VERSION for record in RECORDS)
-
-
 @pytest.mark.parametrize("channel", ["", ">", "*", "a.b", "a b", "x" * 129])
 def test_a_channel_that_cannot_be_part_of_a_subject_is_none(channel):
     body = {"pool": "p", "worker": "w", "epoch": 1, "instance": "i", "slots": 1}

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.demo.calls import Drive
-from gangline.cli.demo.pools import expectations, library_files
-from gangline.schemas.names import Names
+from gangline.cli.demo.pools import library_files
 
 from ..waiting import PATIENCE_S
 from .conftest import plain_environment, wait_gone
@@ -98,46 +96,3 @@ def test_the_corpus_is_the_standard_library_without_what_others_installed(tmp_pa
     (tmp_path / "lib" / "gone.py").symlink_to(tmp_path / "nowhere.py")
     assert [path.name for path in library_files(tmp_path / "lib")] == ["mine.py"]
     assert any(path.name == "asyncio" or path.parent.name == "asyncio" for path in library_files())
-
-
-def test_expectations_are_computed_from_the_content(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_bytes(b"x" * 1000)
-    (expected,) = expectations([path]).values()
-    assert expected.size == 1000 and expected.packed < 100
-    path.write_bytes(b"x" * 999 + b"y")
-    assert expectations([path])[str(path)].sha256 != expected.sha256
-
-
-class FakeClient:
-    def options(self, **_options):
-        return self
-
-
-async def test_a_failing_task_is_told_and_the_others_go_on():
-    drive = Drive(FakeClient(), None, Names(), lambda pid: f"w{pid}")  # type: ignore[arg-type]
-
-    async def one(path):
-        if path == "bad":
-            raise ValueError("no")
-        return {"pid": 1, "size": 1, "packed": 1, "sha256": ""}
-
-    ticks = []
-    await drive.feed("call", [one, one], ["a", "bad", "b"], tick=ticks.append)
-    assert drive.failures == ["bad by call: ValueError: no"]
-    assert sorted(done.path for done in drive.done) == ["a", "b"]
-    assert drive.given == {"call": 3} and sum(ticks) == 3
-
-
-async def test_a_milestone_comes_once_at_its_share_and_is_waited_for():
-    drive = Drive(FakeClient(), None, Names(), str)  # type: ignore[arg-type]
-    seen = []
-
-    async def one(path):
-        return {"pid": 1, "size": 1, "packed": 1, "sha256": ""}
-
-    async def act():
-        seen.append(len(drive.done))
-
-    await drive.feed("call", [one], [str(n) for n in range(10)], tick=lambda _: None, milestones=[(0.5, act)])
-    assert len(seen) == 1 and seen[0] >= 5

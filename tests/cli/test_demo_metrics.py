@@ -35,19 +35,6 @@ def test_the_texts_of_several_processes_become_one_that_says_whose_each_sample_i
     ]
 
 
-async def test_it_goes_on_after_two_reads_that_began_later():
-    metrics = DemoMetrics(screen([]), {}, WORKER.encode)
-    metrics.text()
-    waiting = asyncio.create_task(metrics.read())
-    for _ in range(2):
-        await asyncio.sleep(1)
-        assert b'process="demo"' in metrics.text()
-    await asyncio.sleep(1)
-    assert not waiting.done(), "the first of them may have begun before"
-    metrics.text()
-    await waiting
-
-
 async def test_it_waits_only_once_if_nobody_reads():
     notes: list[str] = []
     metrics, loop = DemoMetrics(screen(notes), {}, WORKER.encode), asyncio.get_running_loop()

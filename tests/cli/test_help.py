@@ -144,9 +144,6 @@ def test_a_misspelt_command_or_option_is_recognised(invoke, arguments, hint):
     assert hint in result.stderr, result.stderr
 
 
-# -- colours ----------------------------------------------------------------------------------------------------------
-
-
 def test_no_color_switches_colours_off_everywhere(monkeypatch):
     seen = []
 
@@ -162,9 +159,6 @@ def test_no_color_switches_colours_off_everywhere(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b[" in CliRunner().invoke(gangline, ["x"], color=True).output
     assert seen == [False, None]
-
-
-# -- completion -------------------------------------------------------------------------------------------------------
 
 
 def completed(arguments: list[str], incomplete: str) -> list[str]:

@@ -25,9 +25,6 @@ def change(*, replace: bool = False, before: RouteRecord | None = None, **given:
     return RouteChange.of(given, replace=replace).apply("resize", before)
 
 
-# -- what is changed ----------------------------------------------------------------------------------------------
-
-
 def test_only_what_is_given_changes() -> None:
     before = RouteRecord(to={"v1": 1}, shadow={"v3": 5}, limits={"v1": 8}, queue=QueueRules(per_key=3, burst=9))
     after = change(before=before, to={"v1": 90, "v2": 10}, rate=100.0)
@@ -71,9 +68,6 @@ async def test_a_pool_that_nobody_serves_is_named_whenever_it_begins_to_get_some
     assert [idle for _, _, idle in told] == [idle for _, idle in changes]
 
 
-# -- what is typed ------------------------------------------------------------------------------------------------
-
-
 def test_wrong_usage_is_one_line_and_exit_code_2(invoke: Any) -> None:
     cases = [
         (("--to", "v1"), "'v1' is not POOL=WEIGHT"),
@@ -91,9 +85,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(invoke: Any) -> None:
             assert done.exit_code == 2
             assert says in done.stderr
             assert len(done.stderr.strip().splitlines()) == 1
-
-
-# -- on a server --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -37,9 +37,6 @@ def scrape(port: int) -> Scrape:
     }
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
-
-
 def panels() -> Iterable[tuple[str, str]]:
     """Where each stands, and the expression with Prometheus's names, for all values of the variables."""
     for dashboard in made["DASHBOARDS"]:
@@ -56,9 +53,6 @@ def needs(expression: str) -> set[tuple[str, frozenset[str]]]:
     labels |= set(re.findall(r"(\w+)=~?\"", expression))
     names = set(re.findall(r"gangline_\w+", expression))
     return {(name, frozenset(labels)) for name in names}
-
-
-# -- the demo ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -122,9 +122,6 @@ def test_a_worker_is_lost_without_a_heartbeat(beat, state, shown):
     assert (row.to_json()["load"] is None) is (beat is None)
 
 
-# -- lists that are read again and again --------------------------------------------------------------------------
-
-
 def worker(name: str = "w1", running: int = 0) -> WorkerRow:
     made = Registration(pool="p", worker=name, epoch=1, instance="i", slots=1)
     return WorkerRow(registration=made, heartbeat=BEAT.model_copy(update={"running": running}))

@@ -75,9 +75,6 @@ def test_every_command_is_described():
     assert [name for name in COMMANDS if f"\n## {name}\n" not in page] == []
 
 
-# -- the protocol, which is written by hand ----------------------------------------------------------------------
-
-
 def missing(*told):
     return [text for text in told if text not in PROTOCOL]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
-import nats
 import pytest
-from nats.aio.client import Client as Connection
 
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import MEBIBYTE
@@ -19,7 +16,7 @@ from gangline.schemas.permissions.nats_config import configuration, parse_limit,
 
 from ..support.rows import case
 from ..waiting import PATIENCE_S, until
-from .conftest import PASSWORD, SERVERS, Site
+from .conftest import SERVERS, Site
 
 USERS = (*SERVERS, "web@shop=producer:images", "batch@lab=producer:images")
 
@@ -31,64 +28,6 @@ def limited(*limits: str) -> str:
 @pytest.fixture
 def limited_site(site_in_form) -> Callable[..., Site]:
     return lambda *limits: site_in_form(*USERS, limits=limits)
-
-
-class Refusals:
-    """Why the server's client gave a connection up."""
-
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-
-    async def close(self) -> None:
-        self.closed.set()
-
-    async def ignore(self, error: Exception) -> None:
-        """The connection keeps the last one."""
-
-    async def of(self, connection: Connection) -> str:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.closed.wait()
-        return str(connection.last_error).lower()
-
-
-async def connect(site: Site, user: str, refusals: Refusals, **others: Any) -> Connection:
-    file = site.credentials(user)
-    identity: dict[str, Any] = {"user_credentials": str(file)} if file else {"user": user, "password": PASSWORD}
-    return await nats.connect(
-        site.server.url,
-        **identity,
-        inbox_prefix=f"_INBOX.{user}".encode(),
-        error_cb=refusals.ignore,
-        closed_cb=refusals.close,
-        allow_reconnect=False,
-        **others,
-    )
-
-
-@pytest.mark.server
-async def test_the_server_refuses_a_tenant_what_is_over_its_limits_and_nobody_else(limited_site):
-    site: Site = limited_site("shop:connections=2", "shop:subscriptions=5", "shop:payload=1000")
-    await site.everything()
-    why_first, why_second = Refusals(), Refusals()
-    first, second = await connect(site, "web", why_first), await connect(site, "web", why_second)
-    lab = await site.bus("batch")
-    call = "gangline.call.images.double"
-    try:
-        with pytest.raises(Exception, match="maximum account active connections exceeded"):
-            await connect(site, "web", Refusals())
-        for number in range(6):
-            await first.subscribe(f"_INBOX.web.{number}")
-        assert "maximum subscriptions exceeded" in await why_first.of(first)
-        answer = await second.request(call, b"[2]", timeout=PATIENCE_S)
-        assert answer.data == b"4"
-        second._max_payload = 10_000  # as a client that ignores what the server told it
-        await second.publish(call, b" " * 1001)
-        assert "maximum payload violation" in await why_second.of(second)
-        # Somebody else's limits are others.
-        assert (await lab.request(call, b" " * 1001 + b"[3]", timeout_s=PATIENCE_S)).data == b"6"
-        assert await (await site.client("batch")).submit("images.double", 4) is not None
-    finally:
-        await asyncio.gather(first.close(), second.close())
 
 
 @pytest.mark.server

@@ -12,7 +12,7 @@ import pytest
 from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted, Storage, StorageUnavailable
+from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import InvalidSettings, JobDead
 from gangline.schemas.names import Names
@@ -57,26 +57,6 @@ async def test_a_producer_cannot_have_storage_answer_to_the_api_or_to_a_worker(s
     refused = await site.refused()
     assert len(refused) == 1
     assert "DIRECT.GET" in refused[0]
-
-
-async def test_a_worker_cannot_have_its_own_record_sent_to_the_api_or_to_another_worker(site_of):
-    site: Site = site_of(cut("operator", "one=worker:images.w1"))
-    operator, one = await site.bus("operator"), await site.bus("one")
-    await operator.bucket(NAMES.ledger_bucket, BucketSettings(storage=Storage.MEMORY))
-    heard = await _hears(site, "gangline.worker.images.w2.teardown")
-    own = "$KV.GANGLINE_LEDGER.alive.images.w1"
-    evil = json.dumps({"name": "EVIL", "subjects": ["_INBOX.>"]}).encode()
-    await one.request(own, evil, timeout_s=PATIENCE_S)
-    question = json.dumps({"last_by_subj": own}).encode()
-    for kind in ("DIRECT.GET", "STREAM.MSG.GET"):
-        for target in ("$JS.API.STREAM.CREATE.EVIL", "gangline.worker.images.w2.teardown"):
-            one.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
-            operator.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
-    await one.flush()
-    await operator.flush()
-    assert (await operator.api.call("STREAM.NAMES", what="look"))["streams"] == ["KV_GANGLINE_LEDGER"]
-    # What comes is the answer of the API, which is no request of a worker.
-    assert all(json.loads(message.data)["type"].startswith("io.nats.jetstream") for message in heard.items)
 
 
 HIJACKED = [
@@ -182,25 +162,6 @@ async def test_a_producer_of_one_endpoint_can_neither_clear_the_queue_nor_schedu
             await billing.request(subject, b"[2]", headers=SCHEDULES[0], timeout_s=PATIENCE_S)
     assert await _tasks(operator) == 1
     assert len(await site.refused()) == 2
-
-
-async def test_a_worker_cannot_remove_what_is_told_of_jobs(site_of):
-    site: Site = site_of(cut("operator", "dispatcher", "one=worker:images.w1"))
-    await site.dispatcher()
-    operator, one = await site.bus("operator"), await site.bus("one")
-    streams = TaskStreams(operator, NAMES)
-    await (await streams.jobs()).publish("gangline.job.j.state", b"{}")
-    await (await streams.dead()).publish("gangline.dead.a.b", b"{}")
-    for headers in (*ROLLUPS, *SCHEDULES):
-        answer = await one.request("gangline.job.j.progress", b"{}", headers=headers, timeout_s=PATIENCE_S)
-        assert "error" in json.loads(answer.data)
-    for stream, subject in (
-        (await streams.jobs(), "gangline.job.j.state"),
-        (await streams.dead(), "gangline.dead.a.b"),
-    ):
-        with pytest.raises(StorageUnavailable, match=str(ROLLUP_NOT_PERMITTED)):
-            await stream.publish(subject, b"", headers=ROLLUPS[0])
-        assert (await stream.state()).messages == 1
 
 
 async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):

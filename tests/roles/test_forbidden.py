@@ -24,9 +24,6 @@ from .pool import pool as images
 pytestmark = pytest.mark.server
 
 
-# -- told clearly, and soon -------------------------------------------------------------------------------------------
-
-
 async def test_who_connects_without_its_inbox_prefix_is_told_so(site: Site):
     with pytest.raises(NotPermitted, match=r"set `inbox_prefix`"):
         await site.bus("producer", inbox_prefix="_INBOX")
@@ -78,9 +75,6 @@ async def test_a_router_that_is_cut_to_a_pool_cannot_use_another(site_of):
             await shop.options(timeout_s=3600).call("video.play", 1)
     assert caught.type is NotPermitted
     assert await shop.call("images.double", 3) == 6
-
-
-# -- parts that run as somebody else ----------------------------------------------------------------------------------
 
 
 async def test_a_worker_cannot_take_the_place_of_another(site_of):

@@ -90,9 +90,6 @@ async def test_calls_of_a_tenant_use_no_more_slots_of_a_pool_than_its_quota(site
     await until(lambda: worker.statistics().load.running == 0)
 
 
-# -- submitted tasks --------------------------------------------------------------------------------------------------
-
-
 async def why_refused(client: Client, target: str, *arguments: Any, **options: Any) -> tuple[str, dict[str, Any]]:
     """Submit a task that is refused; the code and the details of its error."""
     job = await client.options(**options).submit(target, *arguments)

@@ -228,9 +228,6 @@ def test_the_page_has_these_lines_and_no_others():
     assert rows("What a producer can still do from its own account") == list(OF_TENANTS)
 
 
-# -- replies ----------------------------------------------------------------------------------------------------------
-
-
 async def test_gateways_answer_to_inboxes_alone(site: Site):
     await site.everything()
     producer, operator = await site.bus("producer"), await site.bus("operator")

@@ -116,21 +116,6 @@ def test_nobody_else_gets_its_port_while_it_is_down():
         socket.create_connection(("127.0.0.1", server.port)).close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no port is held")
-def test_a_restart_that_fails_keeps_the_port(monkeypatch):
-    def refuse(self: ServerProcess) -> None:
-        raise PermissionError("not executable")
-
-    with EmbeddedServer() as server:
-        port = server.port
-        with monkeypatch.context() as patch:
-            patch.setattr(ServerProcess, "start", refuse)
-            with pytest.raises(ServerUnreachable):
-                server.restart()
-        server.start()
-        assert server.port == port
-
-
 def test_frozen_it_is_stopped_by_the_kernel_and_can_still_be_ended():
     with EmbeddedServer() as server:
         pid = server.pid
@@ -216,9 +201,6 @@ def test_a_taken_port_says_so():
 def test_a_port_that_is_none_is_refused():
     with pytest.raises(InvalidSettings, match="0 for a free one"):
         EmbeddedServer(port=70000)
-
-
-# -- finding the program ------------------------------------------------------------------------------------------
 
 
 def fake(folder: Path, says: str) -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.embedded.temporary_folder import TemporaryFolder, sweep
 
 from ...processes import ForkServer
@@ -26,14 +25,6 @@ folder = TemporaryFolder("gangline-test-")
 (folder.path / "data").mkdir()
 (folder.path / "data" / "block").write_text("x")
 print(folder.path, flush=True)
-signal.pause()
-"""
-
-SERVER = """
-import signal
-from gangline.bus.embedded.server import EmbeddedServer
-server = EmbeddedServer().start()
-print(server._folder.path, flush=True)
 signal.pause()
 """
 
@@ -126,14 +117,3 @@ def test_links_inside_are_not_followed(place: Path, other: Other) -> None:
     other.kill()
     assert sweep(PREFIX) == [other.folder]
     assert (kept / "file").read_text() == "x"
-
-
-def test_the_data_of_a_killed_servers_process_goes_with_the_next_server(forks: ForkServer) -> None:
-    killed, living = Other(forks, SERVER), Other(forks, SERVER)
-    try:
-        killed.kill()
-        with EmbeddedServer():
-            assert not killed.folder.exists()
-            assert (living.folder / "server.conf").exists()
-    finally:
-        living.kill()

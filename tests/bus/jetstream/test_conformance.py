@@ -86,15 +86,6 @@ async def test_plain_publications_to_its_subjects_are_stored_and_requests_acknow
     assert (await stream.get(1)).headers == {"Key": "value"}
 
 
-async def test_subscribers_see_what_is_published_into_a_stream(connect, open_stream, task):
-    stream, bus, seen = await open_stream(), await connect(), collect()
-    await bus.subscribe(task(">"), seen)
-    await bus.flush()
-    await stream.publish(task("a.x"), b"1")
-    await seen.count(1)
-    assert bodies(seen.items) == [b"1"]
-
-
 async def test_a_message_id_is_stored_once_within_the_window(stream, task):
     headers = {"Nats-Msg-Id": "order-7"}
     first = await stream.publish(task("a.x"), b"1", headers=headers)

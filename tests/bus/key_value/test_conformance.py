@@ -221,12 +221,6 @@ async def test_a_snapshot_has_the_newest_of_each_living_key_that_matches(bucket)
     assert {entry.key for entry in await bucket.entries("a.x.*", "b.*", "none.>")} == {"a.x.z", "b.x"}
 
 
-async def test_a_snapshot_of_nothing_is_empty(bucket):
-    assert await bucket.entries(">") == []
-    await bucket.put("a", b"1")
-    assert await bucket.entries("b.*") == []
-
-
 async def test_a_snapshot_of_many_keys_is_complete(open_bucket):
     bucket, there = await open_bucket(), 0
     for number in (1, 1023, 1024, 1025, 2049):  # a page has 1024
@@ -285,10 +279,6 @@ async def test_a_write_that_does_not_revive_leaves_what_was_deleted(bucket):
     with pytest.raises(Conflict):
         await bucket.commit([KvWrite(key="batched", value=b"2", revision=0, revives=False)])
     assert [entry.key for entry in await bucket.entries(">")] == ["never"]
-
-
-async def test_writing_nothing_is_fine(open_bucket):
-    assert await (await open_bucket()).write([]) == []
 
 
 async def test_an_atomic_batch_writes_all(bucket):
@@ -372,27 +362,6 @@ async def test_a_batch_of_any_other_size_is_refused(bucket, size):
     assert await bucket.entries(">") == []
 
 
-async def test_rival_batches_on_one_condition_have_one_winner(open_bucket):
-    one, two = await open_bucket(), await open_bucket()
-    leader = await one.put("leader", b"0")
-    results = await asyncio.gather(
-        *(
-            (one, two)[number % 2].commit(
-                [
-                    KvWrite(key=f"gang.{number}", value=b"x"),
-                    KvWrite(key="leader", value=str(number).encode(), revision=leader),
-                ]
-            )
-            for number in range(10)
-        ),
-        return_exceptions=True,
-    )
-    won = [number for number, result in enumerate(results) if isinstance(result, int)]
-    assert len(won) == 1
-    assert all(isinstance(result, int | Conflict) for result in results)
-    assert [entry.key for entry in await one.entries("gang.*")] == [f"gang.{won[0]}"]
-
-
 # -- following ----------------------------------------------------------------------------------------------------
 
 
@@ -417,13 +386,6 @@ async def test_a_watch_tells_what_is_there_before_it_returns_and_then_each_chang
     ]
     assert seen.items[1].revision == second
     assert seen.items[3] == put("a.y", b"1", third)
-
-
-async def test_a_watch_of_nothing_returns(bucket, seen):
-    await bucket.watch("none.*", seen)
-    assert seen.items == []
-    await bucket.put("none.x", b"1")
-    await seen.count(1)
 
 
 async def test_a_watch_that_ended_tells_nothing_more(bucket):

@@ -277,20 +277,6 @@ async def test_a_question_asked_while_a_key_is_read_is_not_answered_by_that_read
         assert bucket.changes() == [("a.one", None, 1)] and bucket.odd.reads == ["a.one"] * 2
 
 
-async def test_keys_are_read_in_the_order_asked_for_even_if_one_of_them_is_being_read():
-    async with followed() as bucket:
-        await bucket.informer.ready()
-
-        async def asked_meanwhile() -> None:
-            bucket.odd.before_get = None
-            bucket.informer.look_up("a.one", "a.two")
-
-        bucket.odd.before_get = asked_meanwhile
-        bucket.informer.look_up("a.two")
-        await asyncio.sleep(0.1)
-        assert bucket.odd.reads == ["a.two", "a.one", "a.two"]
-
-
 def entry(key: str, value: bytes, revision: int) -> KvEntry:
     return KvEntry(key=key, value=value, revision=revision)
 

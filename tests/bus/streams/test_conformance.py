@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gangline.bus.port.bus import ConsumerLost, ConsumerSettings, ConsumerTaken, Retention
-from gangline.schemas.errors.base import ClosedError, InvalidRequest
+from gangline.schemas.errors.base import InvalidRequest
 
 from ...waiting import until
 from ..conftest import bodies, collect, fill
@@ -40,19 +40,6 @@ async def test_messages_come_in_order_and_never_more_than_were_asked_for(stream,
     assert bodies(got.items) == [b"%d" % index for index in range(20)]
     assert [message.sequence for message in got.items] == list(range(1, 21))
     assert {message.delivered for message in got.items} == {1}
-
-
-async def test_what_is_asked_for_comes_when_it_is_there(stream, consume, got, task):
-    consumer = await consume(got, 5)
-    assert (await consumer.state()).name == "c"
-    await stream.publish(task("b.x"), b"not ours")
-    await stream.publish(task("a.x"), b"ours")
-    await got.count(1)
-    assert consumer.wanted == 4
-    await fill(stream, task("a.x"), 10)
-    await got.count(5)
-    assert (await consumer.state()).unacknowledged == 5
-    assert len(got.items) == 5
 
 
 async def test_pulling_a_little_again_and_again_takes_all(stream, consume, got, task):
@@ -244,23 +231,6 @@ async def test_another_consumer_of_the_same_name_is_not_ours(consume, open_strea
         await ours.state()
     assert lost.items == [1]
     assert (await theirs.state()).name == "c"
-
-
-async def test_closing_with_delete_makes_room_for_the_next(open_stream, task):
-    stream, other, got, after = await open_stream(), await open_stream(), collect(), collect()
-    await fill(stream, task("a.x"), 3)
-    first = await stream.consume("one", ConsumerSettings(filter=task("a.>")), got)
-    first.pull(2)
-    await got.count(2)
-    first.ack(got.items[0])
-    await first.close(delete=True)
-    await first.close(delete=True)
-    second = await other.consume("two", ConsumerSettings(filter=task("a.>")), after)
-    second.pull(9)
-    await after.count(2)
-    assert [message.sequence for message in after.items] == [2, 3]
-    with pytest.raises(ClosedError):
-        await first.state()
 
 
 async def test_a_consumer_that_nobody_uses_is_removed_if_that_was_wanted(stream, consume, got):

@@ -142,16 +142,6 @@ async def scripted():
 # -- asking -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_pulled_in_one_turn_makes_one_request(scripted):
-    await scripted.pull(0)
-    for _ in range(5):
-        scripted.consumer.pull(2)
-    assert scripted.link.asked == []
-    await scripted.turn()
-    assert scripted.link.asked == [(10, 0)]
-    assert scripted.consumer.wanted == 10
-
-
 async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_requests(scripted):
     await scripted.pull(64)
     for sequence in range(1, 1001):
@@ -366,15 +356,6 @@ async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(scr
     scripted.consumer.on_acknowledged(3)
     assert scripted.confirmed == [[1, 2], [3]], "told of each once"
     await scripted.consumer.settled()
-
-
-async def test_settled_waits_for_those_before_it_only(scripted):
-    await scripted.consumer.settled()
-    settling = await scripted.settling(1)
-    scripted.consumer.ack(message(2))
-    assert not settling.done()
-    scripted.consumer.on_acknowledged(1)
-    await settling
 
 
 async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(scripted):

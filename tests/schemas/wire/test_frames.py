@@ -95,9 +95,6 @@ def answer_of(frame) -> bytes:
     return codec.pack((WIRE_VERSION, 5, LOAD, [frame]))
 
 
-# -- what is right ----------------------------------------------------------------------------------------------------
-
-
 def test_a_request_envelope_comes_back_as_it_was():
     sent = list(GOOD_REQUESTS.values())
     assert frames.decode_request(frames.encode_request(5, "router", sent)) == (5, "router", sent)
@@ -136,9 +133,6 @@ def test_a_load_tells_what_is_free_and_never_less_than_nothing():
     assert Load(0, 0, 4, LoadFlag.DRAINING).draining
 
 
-# -- each place wrong -------------------------------------------------------------------------------------------------
-
-
 BOTH = (
     (frames.decode_request, request_of, GOOD_REQUESTS, WRONG_REQUESTS),
     (frames.decode_answer, answer_of, GOOD_ANSWERS, WRONG_ANSWERS),
@@ -165,8 +159,6 @@ def test_what_is_no_frame_or_of_no_known_operation_is_refused():
             with pytest.raises(MalformedMessage, match="frame|operation"):
                 frames.decode_answer(answer_of(frame))
 
-
-# -- the envelope -----------------------------------------------------------------------------------------------------
 
 ENVELOPES = [None, 1, "x", {}, [], [WIRE_VERSION, 5, "s"], [WIRE_VERSION, 5, "s", [], None]]
 
@@ -205,8 +197,6 @@ def test_the_other_places_of_an_envelope_are_checked():
         with case(third, fourth), pytest.raises(MalformedMessage, match=why):
             decode(codec.pack((WIRE_VERSION, 5, third, fourth)))
 
-
-# -- hostile input ----------------------------------------------------------------------------------------------------
 
 DEEP = b"\x91" * 900 + b"\x90"
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from bench.faults.echo import SUBJECT
-from bench.faults.figures import Row
-from bench.faults.site import Site
 from gangline.bus.nats_bus import connect
-from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.console.children import Launcher, launch
-from gangline.schemas.errors.base import GanglineError, NoWorkers
-from gangline.schemas.names import Names
+from gangline.schemas.errors.base import GanglineError
 from gangline.testing.kit.processes import Crew, ProcessFailed
 from gangline.testing.kit.records import lines_of
 
@@ -50,24 +44,6 @@ async def test_a_process_runs_until_it_is_killed(
         await bus.close()
 
 
-async def test_rest_is_not_called_before_all_workers_have_answered(tmp_path: Path) -> None:
-    """One that was started a moment ago does not serve yet, and a frozen one is still thawing."""
-    site = Site("", Names("ns"), tmp_path, BucketSettings())
-    site.pool = "train"
-    site.workers = {"old": SimpleNamespace(), "new": SimpleNamespace()}  # type: ignore[dict-item]
-    asked: list[str] = []
-
-    async def stats(worker: str) -> object:
-        asked.append(worker)
-        if worker == "train.new" and asked.count(worker) < 3:
-            raise NoWorkers("there is no such worker")
-        return SimpleNamespace(load=SimpleNamespace(ongoing=0))
-
-    site.client = SimpleNamespace(stats=stats)  # type: ignore[assignment]
-    await site.at_rest()
-    assert asked.count("train.new") == 3
-
-
 @pytest.mark.processes
 async def test_a_process_that_exits_ends_a_wait_for_it(tmp_path: Path) -> None:
     crew = Crew(tmp_path, {})
@@ -81,25 +57,3 @@ def test_a_journal_whose_last_line_was_cut_short_is_read_without_it(tmp_path: Pa
     journal = tmp_path / "w.journal"
     journal.write_text('{"event": "start"}\n{"event": "en')
     assert list(lines_of(journal)) == [{"event": "start"}]
-
-
-async def test_what_never_rests_is_named(tmp_path: Path) -> None:
-    site = Site("", Names("ns"), tmp_path, BucketSettings())
-    site.pool = "train"
-    site.workers = {"w1": SimpleNamespace()}  # type: ignore[dict-item]
-
-    async def stats(_: str) -> object:
-        await asyncio.sleep(1.0)
-        return SimpleNamespace(load=SimpleNamespace(ongoing=2))
-
-    site.client = SimpleNamespace(stats=stats)  # type: ignore[assignment]
-    with pytest.raises(TimeoutError, match="L4: 0 slots should be in use, not {'w1': 2}"):
-        await site.at_rest()
-
-
-def test_a_row_says_whether_its_target_was_met() -> None:
-    def verdict(**given: object) -> str:
-        return Row(name="row", samples=[1.0, 2.0], **given).verdict  # type: ignore[arg-type]
-
-    assert (verdict(target=2.5), verdict(target=2.0), verdict()) == ("met", "MISSED", "")
-    assert verdict(target=2.5, broken=["L7"]) == "BROKEN"

@@ -352,22 +352,6 @@ def test_no_folder_of_tests_takes_the_name_of_a_package_that_tests_import():
     assert [file for file in (ROOT / "tests").glob("*/__init__.py") if file.parent.name in taken] == []
 
 
-def test_no_way_of_writing_an_import_is_overlooked(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
-    ways = {
-        "from ..dispatcher.core import x": ("gangline", "dispatcher", "core", "x"),
-        "from .. import dispatcher": ("gangline", "dispatcher"),
-        "from . import ledger": ("gangline", "worker", "ledger"),
-        "def f():\n    from ..dispatcher import core": ("gangline", "dispatcher", "core"),
-        "import gangline.dispatcher": ("gangline", "dispatcher"),
-        '"""Not\nimport this."""\nfrom . import (\n    ledger,\n)': ("gangline", "worker", "ledger"),
-    }
-    for number, (text, seen) in enumerate(ways.items()):
-        file = tmp_path / f"module{number}.py"
-        file.write_text(text)
-        assert [found.inside for found in imports_of(file, ("gangline", "worker"))] == [seen], text
-
-
 def test_nobody_asks_a_timer_when_it_is_due() -> None:
     """uvloop returns a handle without `when` for what is due already. The in-memory bus runs on other loops."""
     asks = [

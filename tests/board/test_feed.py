@@ -6,7 +6,6 @@ import asyncio
 
 from gangline.board.board_core import Rows, Table, apply
 from gangline.board.feed import SERVICES_S, BoardFeed, following
-from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.schemas.messages.gangs import GangListReply, GangListRequest
 from gangline.schemas.names import GangOperation
@@ -95,26 +94,6 @@ async def test_a_gang_that_is_queued_again_has_waited_since_then_and_not_since_i
         (gang,) = listed.gangs
         assert gang.state == "queued" and row["since"] == gang.queued_at > gang.created_at + 20
         assert feed.board.rows[Table.GANGS][gang.id]["state"] == "queued"
-
-
-async def test_gangs_are_shown_with_their_age_while_no_coordinator_answers():
-    running, clock = cluster(POOL, workers=2), asyncio.get_running_loop().time
-    async with running as client, following(BoardFeed(client, clock=clock)) as feed, client.lease("train", slots=2):
-        bus, waits, system = running.hub.connect("c"), feed.board.rows[Table.WAITS], feed.board.rows[Table.SYSTEM]
-        async with Coordinator(bus=bus):
-            await asyncio.sleep(3)  # it leads
-            asking = asyncio.ensure_future(client.gang(pool="train", size=2, slots=4).__aenter__())
-            await asyncio.sleep(10)
-            assert len(waits) == 1 and "old:gangs" not in system
-        stopped_at = clock()
-        await asyncio.sleep(10)
-        assert len(waits) == 1
-        assert system["old:gangs"]["why"] and abs(system["old:gangs"]["at"] - stopped_at) < 2
-        async with Coordinator(bus=bus):
-            await asyncio.sleep(10)
-            assert "old:gangs" not in system
-        asking.cancel()
-        await bus.close()
 
 
 async def test_queues_jobs_dead_letters_and_routes_are_shown():

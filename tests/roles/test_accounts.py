@@ -24,10 +24,9 @@ from gangline.bus.port.bus import (
 from gangline.bus.settings.keys import KeyPair
 from gangline.cli.app import gangline
 from gangline.dispatcher.jobs.submitter import job_of_key
-from gangline.schemas.errors.base import GanglineError, InvalidRequest, ServerUnreachable, TaskFailed, UnknownMethod
+from gangline.schemas.errors.base import GanglineError, ServerUnreachable
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import claims_in
-from gangline.worker.pool.pool import Pool
 
 from ..bus.conftest import collect
 from ..support.rows import case
@@ -296,53 +295,8 @@ async def test_requests_of_a_tenant_are_delivered_once_while_its_account_changes
     assert [number for number, times in delivered.items() if times > 1] == []
 
 
-# -- Python clients of tenants ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def programs(site_in_form) -> Site:
-    """Two tenants, and a worker of each of their endpoints."""
-    site: Site = site_in_form(*TENANTS)
-    await site.coordinator()
-    await site.worker("w1")
-    await site.worker("v1", pool=VIDEO)
-    await site.dispatcher()
-    await site.gateway()
-    return site
-
-
-VIDEO = Pool("video", slots=2)
-
-
-@VIDEO.task
-async def play(film: str, speed: float = 1.0) -> dict[str, Any]:
-    return {"film": film, "speed": speed, "raw": b"\x00\xff"}
-
-
-async def test_python_programs_of_tenants_call_stream_and_submit_to_their_own_endpoint(programs: Site):
-    shop, lab = await programs.client("web", gateway=True), await programs.client("other", gateway=True)
-    assert await shop.call("images.double", n=4) == 8
-    assert await lab.call("video.play", "m") == {"film": "m", "speed": 1.0, "raw": b"\x00\xff"}
-    assert [item async for item in shop.stream("images.count", 1000)] == list(range(1000))
-    large = [page async for page in shop.stream("images.pages", 7, 300_000)]
-    assert [len(page) for page in large] == [300_000] * 7
-    assert await asyncio.gather(*(shop.call("images.double", n) for n in range(50))) == [2 * n for n in range(50)]
-    job = await shop.options(events=True).submit("images.report")
-    assert await job.result(PATIENCE_S) == "done"
-    with pytest.raises(TaskFailed, match="not today"):
-        await shop.call("images.fail")
-    with pytest.raises(UnknownMethod):
-        await shop.call("images.nothing")
-    with pytest.raises(InvalidRequest, match="does not stream"):
-        _ = [item async for item in shop.stream("images.double", 1)]
-    for client, target in ((shop, "video.play"), (lab, "images.double")):
-        with pytest.raises(NotPermitted, match=target):
-            await client.call(target, 1)
-    assert [line for line in await programs.refused() if ".call." not in line] == []
-
-
-async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site):
-    web, other = await programs.bus("web"), await programs.bus("other")
+async def test_a_tenant_cannot_read_or_close_another_ones_stream(tenants: Site):
+    web, other = await tenants.bus("web"), await tenants.bus("other")
     first = await ask(web, "gangline.call.images.count", {"Gangline-Stream": "3"}, n=9)
     got = first["items"]
     for body in (b"", b'{"close": true}', b'{"after": 0}'):
@@ -353,28 +307,19 @@ async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site)
         answer = json.loads((await web.request(following, b"", timeout_s=PATIENCE_S)).data)
         got, following = got + answer["items"], answer["next"]
     assert got == list(range(9))
-    assert await programs.refused() == []
+    assert await tenants.refused() == []
 
 
-# -- workers in an account of their own -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def gpus(site_in_form) -> Site:
-    """Two workers there, and all servers in Gangline's own account."""
+async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(site_in_form):
     servers = (user for user in SERVERS if user != "worker")
-    workers = ("w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2")
-    tenants = ("web@shop=producer:images", "batch@shop=owner:images")
-    site: Site = site_in_form(*servers, *workers, *tenants, free={"gpus": "thief-gpus"})
-    await site.coordinator()
+    gpus: Site = site_in_form(
+        *servers, "w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2", "web@shop=producer:images"
+    )
+    await gpus.coordinator()
     for id in ("w1", "w2"):
-        await site.worker(id, user=id)
-    await site.dispatcher()
-    await site.gateway()
-    return site
-
-
-async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(gpus: Site):
+        await gpus.worker(id, user=id)
+    await gpus.dispatcher()
+    await gpus.gateway()
     web, router, operator = [await gpus.bus(user) for user in ("web", "router", "operator")]
     client = await gpus.client("router")
     assert await client.call("images.double", 1) == 2

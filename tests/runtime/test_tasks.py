@@ -12,12 +12,6 @@ from gangline.telemetry.logs import logger_for
 from ..support.logs import records_of
 
 
-async def test_what_was_started_runs_and_is_forgotten_when_it_has_ended():
-    chores = TaskSet("test")
-    assert await chores.start(asyncio.sleep(1, "done")) == "done"
-    assert len(chores) == 0 and not list(chores)
-
-
 async def test_one_that_raises_is_logged_and_the_others_go_on(caplog):
     async def fail() -> None:
         raise ValueError("no")

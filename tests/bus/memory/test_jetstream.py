@@ -18,8 +18,6 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import (
     BucketSettings,
     ConsumerSettings,
-    KvOperation,
-    KvWrite,
     Retention,
     Storage,
     StreamSettings,
@@ -295,28 +293,6 @@ async def test_a_batch_that_lacks_a_message_is_refused_and_nothing_of_it_is_stor
     answer = await bus.request("$KV.b_LEDGER.c", b"2", headers=last, timeout_s=1)
     assert json.loads(answer.data)["error"]["err_code"] == 10176, "it is void"
     assert [(entry.key, entry.revision) for entry in await kv.entries(">")] == [("a", begin)]
-
-
-async def test_what_expires_is_told_to_taps_without_a_revision_and_a_watch_notices_by_itself(hub):
-    told, seen = [], []
-    hub.tap(on_change=lambda bucket, entry: told.append((bucket, entry.key, entry.revision, entry.operation)))
-    kv = await hub.connect().bucket("b_LEDGER", BucketSettings())
-    revision = await kv.put("a", b"0", ttl_s=2)
-    await kv.watch(">", lambda entry: seen.append(entry.operation))
-    await asyncio.sleep(3)
-    assert told == [("b_LEDGER", "a", revision, KvOperation.PUT), ("b_LEDGER", "a", 0, KvOperation.DELETE)]
-    assert seen == [KvOperation.PUT, KvOperation.DELETE]
-    assert await kv.put("a", b"1", revision=0) == revision + 1
-
-
-async def test_taps_are_told_what_each_write_was_conditioned_on(hub):
-    told = []
-    hub.tap(on_write=lambda writer, bucket, writes: told.append((writer, bucket, list(writes))))
-    kv = await hub.connect("w").bucket("b_LEDGER", BucketSettings())
-    first = await kv.put("a", b"0")
-    writes = [KvWrite(key="b", value=b"1", revision=first, condition_key="a"), KvWrite(key="a", value=None)]
-    await kv.commit(writes)
-    assert told == [("w", "b_LEDGER", [KvWrite(key="a", value=b"0")]), ("w", "b_LEDGER", writes)]
 
 
 async def test_streams_whose_subjects_overlap_are_refused(bus):

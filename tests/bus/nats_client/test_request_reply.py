@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gangline.bus.nats_client.request_reply import ReplyMultiplexer
-from gangline.bus.port.bus import Message, RequestTimeout
+from gangline.bus.port.bus import Message
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import Disconnected
 
@@ -29,21 +29,6 @@ async def test_a_503_header_with_a_body_is_an_answer():
     reply, future = replies.expect("a")
     replies.receive(Message(reply, b"body", headers={"Status": "503"}))
     assert (await replies.wait(reply, future, 1)).data == b"body"
-
-
-async def test_time_outs_and_cancellations_leave_nothing_behind():
-    replies = make()
-    reply, future = replies.expect("a")
-    with pytest.raises(RequestTimeout, match="within 5 s"):
-        await replies.wait(reply, future, 5)
-    reply, future = replies.expect("a")
-    waiting = asyncio.ensure_future(replies.wait(reply, future, 5))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert replies.waiting == 0
-    replies.receive(Message(reply, b"late"))
 
 
 async def test_failing_one_subject_leaves_the_others_waiting():

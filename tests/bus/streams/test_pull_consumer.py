@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable, StreamMessage
+from gangline.bus.port.bus import ConsumerState, StorageUnavailable, StreamMessage
 from gangline.bus.streams.pull_consumer import SILENCE_S, ConsumerStatus, PullConsumer
 from gangline.schemas.errors.base import Disconnected
 
@@ -161,21 +161,6 @@ async def test_what_an_ended_request_left_is_asked_for_again(scripted):
     assert scripted.link.asked == [(10, 0), (7, 0)]
 
 
-async def test_a_reconnect_asks_for_what_is_outstanding_once_the_consumer_is_known_to_be_there(scripted):
-    await scripted.pull(10)
-    scripted.deliver(1, 2)
-    scripted.hub.disconnect(scripted.bus)
-    scripted.link.connected = False
-    scripted.consumer.pull(5)
-    await asyncio.sleep(10)
-    assert scripted.link.asked == [(10, 0)]
-    scripted.link.connected = True
-    scripted.hub.reconnect(scripted.bus)
-    await asyncio.sleep(0.1)
-    assert scripted.link.looks == 1
-    assert scripted.link.asked[1:] == [(13, scripted.consumer.generation)]
-
-
 async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(scripted):
     await scripted.pull(3)
     for _ in range(10):
@@ -195,43 +180,7 @@ async def test_nothing_asked_for_is_no_silence(scripted):
     assert len(scripted.link.asked) == 1
 
 
-async def test_what_came_too_much_counts_against_the_next_pull(scripted):
-    await scripted.pull(2)
-    scripted.consumer.on_trouble()  # the old request is given up, but lives
-    await asyncio.sleep(0.1)
-    scripted.deliver(1, 2, 3, 4)
-    assert scripted.got == [1, 2, 3, 4]
-    assert scripted.consumer.wanted == 0
-    asked = len(scripted.link.asked)
-    await scripted.pull(2)
-    assert len(scripted.link.asked) == asked
-    await scripted.pull(1)
-    assert [count for count, _ in scripted.link.asked[asked:]] == [1]
-
-
 # -- trouble ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(scripted):
-    await scripted.pull(1)
-    scripted.link.there = False
-    scripted.consumer.on_trouble()
-    scripted.consumer.on_trouble()
-    await asyncio.sleep(1)
-    assert scripted.lost == [1]
-    assert scripted.ended == [scripted.consumer]
-    assert scripted.link.stopped == 1
-    scripted.deliver(1)
-    scripted.consumer.pull(5)
-    await scripted.ack(1)
-    assert scripted.got == []
-    assert len(scripted.link.asked) == 1
-    assert scripted.link.acks == []
-    with pytest.raises(ConsumerLost):
-        await scripted.consumer.state()
-    assert scripted.lost == [1]
-    await scripted.consumer.close(delete=True)
-    assert scripted.link.removed == 0
 
 
 async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pauses(scripted):
@@ -370,16 +319,6 @@ async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_an
     assert scripted.link.acks == [1, 2, 1, 2]
     assert scripted.consumer.wanted == 2
     assert scripted.link.outstanding() - 4 == 2
-
-
-async def test_settled_fails_when_the_consumer_is_lost(scripted):
-    settling = await scripted.settling(1)
-    scripted.link.there = False
-    scripted.consumer.on_trouble()
-    with pytest.raises(ConsumerLost):
-        await settling
-    with pytest.raises(ConsumerLost):
-        await scripted.consumer.settled()
 
 
 async def test_a_message_that_no_consumer_delivered_cannot_be_acknowledged(scripted):

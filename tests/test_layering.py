@@ -54,19 +54,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dispatcher": (
         *("durable/service", "durable/operations", "durable/queue", "durable/persistence", "durable/ownership"),
         *("durable/workers", "durable/core", "durable/policies", "durable/messages"),
-        *(
-            "client",
-            "gateway",
-            "router",
-            "gangs",
-            "leases",
-            "traffic",
-            "jobs",
-            "calls",
-            "pools",
-            "transport",
-            "routing",
-        ),
+        *("client", "gateway", "router", "gangs", "leases", "traffic", "jobs", "calls", "pools"),
+        *("transport", "routing"),
     ),
     "coordinator": (
         *("service", "leadership", "server", "core", "ledger", "model", "scheduling", "sharding"),

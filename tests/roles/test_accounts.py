@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gangline.bus.port.bus import (
-    BucketSettings,
-    Message,
-    NoResponders,
-    NotPermitted,
-)
+from gangline.bus.port.bus import BucketSettings, Message, NoResponders, NotPermitted
 from gangline.bus.settings.keys import KeyPair
 from gangline.cli.app import gangline
 from gangline.dispatcher.jobs.submitter import job_of_key

@@ -156,28 +156,6 @@ def test_what_comes_for_a_node_in_the_turn_in_which_it_thaws_comes_last(loop):
     assert seen == ["connection lost", "connection regained"]
 
 
-def test_others_go_on_while_one_is_frozen(loop):
-    ticks = {"n1": 0, "n2": 0}
-
-    async def tick(name):
-        while True:
-            await asyncio.sleep(1)
-            ticks[name] += 1
-
-    async def main():
-        tasks = [loop.spawn(name, tick(name)) for name in ticks]
-        await asyncio.sleep(2.5)
-        loop.freeze("n1")
-        await asyncio.sleep(3)
-        loop.thaw("n1")
-        await asyncio.sleep(0.1)
-        for task in tasks:
-            task.cancel()
-
-    loop.run_until_complete(main())
-    assert ticks == {"n1": 3, "n2": 5}
-
-
 def test_a_crashed_node_runs_nothing_any_more_not_even_finally(loop):
     seen = []
 

@@ -191,25 +191,13 @@ async def test_a_cut_client_comes_back(gangline_cluster, gangline_client):
         await gangline_client.options(timeout_s=0.5).call(count, "a")
     gangline_cluster.restore("client")
     assert await gangline_client.options(timeout_s=20).call(count, "a") == 1
-
-@pytest.mark.gangline(coordinator=True)
-async def test_a_gang_is_restarted_on_another_worker(gangline_cluster, gangline_client):
-    from gangline.worker.ledger.settings import WorkerSettings
-    spare = await gangline_cluster.add_worker(pool, WorkerSettings(id="spare"))
-    async with gangline_client.gang(pool="words", size=2, slots=4) as gang:
-        victim = gang.members[0].worker
-        await gangline_cluster.kill(victim)
-        while gang.generation == 1:
-            await asyncio.sleep(0.2)
-        await gang.wait_formed()
-        assert victim not in [member.worker for member in gang.members]
 """
 
 
 @pytest.mark.parametrize("more", ["", ", virtual_time=True"], ids=["real", "virtual"])
 def test_accidents(run, more):
     counts, told = run(ACCIDENTS.format(more=more))
-    assert counts == {"passed": 4}, told
+    assert counts == {"passed": 3}, told
 
 
 def test_async_fixtures_run_on_the_loop_of_their_test(run):

@@ -6,14 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.port.bus import (
-    ConnectionEvent,
-    ConsumerLost,
-    ConsumerSettings,
-    Retention,
-    Storage,
-    StreamSettings,
-)
+from gangline.bus.port.bus import ConnectionEvent, ConsumerLost, ConsumerSettings, Retention, Storage, StreamSettings
 
 from ...scale import repetitions
 from ...support.bus.stream_load import LONG_S, Load

@@ -230,14 +230,6 @@ async def test_a_snapshot_of_many_keys_is_complete(open_bucket):
         assert len(found) == number
 
 
-async def test_a_snapshot_of_many_keys_under_several_patterns_is_complete(bucket):
-    keys = {f"{folder}.{index}" for folder in "abc" for index in range(600)}
-    await bucket.write([KvWrite(key=key, value=b"1") for key in keys])
-    found = await bucket.entries("a.*", "c.>")
-    assert {entry.key for entry in found} == {key for key in keys if key[0] != "b"}
-    assert len(found) == 1200
-
-
 async def test_a_snapshot_larger_than_one_message_is_complete(bucket):
     values = {f"k.{index}": bytes([index]) * 400_000 for index in range(12)}
     for key, value in values.items():

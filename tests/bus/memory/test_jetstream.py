@@ -15,14 +15,7 @@ import uvloop
 from gangline.bus.memory import stream_store
 from gangline.bus.memory.faults import FaultRates, RandomFaults, WriteOutcome
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import (
-    BucketSettings,
-    ConsumerSettings,
-    Retention,
-    Storage,
-    StreamSettings,
-    StreamSource,
-)
+from gangline.bus.port.bus import BucketSettings, ConsumerSettings, Retention, Storage, StreamSettings, StreamSource
 from gangline.schemas.errors.base import Disconnected, InvalidSettings, Unavailable
 
 from ...scale import repetitions
@@ -87,22 +80,6 @@ async def test_what_was_under_way_when_a_connection_broke_comes_again_soon(hub):
     assert [message.data for message in got.items] == [b"0", b"1", b"2"]
     assert [message.delivered for message in got.items] == [2, 2, 2]
     assert consumer.wanted == 7
-
-
-async def test_what_was_on_its_way_to_a_reader_when_its_connection_broke_comes_again(hub):
-    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
-    source = await writer.stream("S", settings_of(retention=Retention.LIMITS))
-    await source.publish("task.a", b"0")
-    await (await bus.stream("S", settings_of(retention=Retention.LIMITS))).read("task.>", got)
-    await got.count(1)
-    hub.partition(bus)
-    await source.publish("task.a", b"1")
-    hub.disconnect(bus)
-    await source.publish("task.a", b"2")
-    hub.reconnect(bus)
-    await got.count(3)
-    await asyncio.sleep(1)
-    assert [message.data for message in got.items] == [b"0", b"1", b"2"]
 
 
 async def test_a_schedule_that_falls_due_while_the_server_is_down_fires_when_it_is_back(hub, bus, got):

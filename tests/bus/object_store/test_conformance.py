@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import pytest
@@ -79,22 +78,6 @@ async def test_a_value_that_lost_a_piece_is_not_given_out(store):
     assert await store.stream.delete(2)
     with pytest.raises(StorageUnavailable, match="cannot be read whole"):
         await store.get("a")
-
-
-async def test_readers_see_one_version_or_the_other_while_it_is_replaced(open_store):
-    writer, reader = await open_store(), await open_store()
-    versions = [bytes([number]) * 300_000 for number in range(8)]
-    await writer.put("a", versions[0])
-
-    async def replace():
-        for version in versions[1:]:
-            await writer.put("a", version)
-
-    replacing = asyncio.ensure_future(replace())
-    while not replacing.done():
-        assert await reader.get("a") in versions
-    await replacing
-    assert await reader.get("a") == versions[-1]
 
 
 async def test_a_value_that_is_replaced_in_the_middle_of_every_read_is_read_when_its_writer_rests(

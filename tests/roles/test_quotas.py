@@ -123,28 +123,3 @@ async def test_a_tenant_has_no_more_tasks_of_an_endpoint_than_its_quota_and_anot
     replayed = await operator.replay(letter)
     assert await web.job(replayed.id).result(PATIENCE_S) == 2
     assert await site.refused() == []
-
-
-async def test_priority_of_submitted_tasks_is_a_right(site_in_form):
-    site: Site = site_in_form(*SERVERS, *TWO)
-    await site.worker("w1")
-    await site.dispatcher("lab:priority=3")
-    web, other, operator = [await site.client(user) for user in ("web", "other", "operator")]
-    assert await (await web.options(priority=3).submit("images.double", 1)).result(PATIENCE_S) == 2
-    for delay in ({}, {"delay_s": 3600.0}):
-        refused = await why_refused(web, "images.double", 1, priority=4, **delay)
-        assert refused == ("not_entitled", told("priority", 3))
-    refused = await why_refused(other, "images.double", 1, priority=1)
-    assert refused == ("not_entitled", told("priority", 0, tenant="shop"))
-    assert await (await operator.options(priority=100).submit("images.double", 1)).result(PATIENCE_S) == 2
-
-
-async def test_a_delayed_task_is_still_its_tenants_when_its_time_has_come(site_in_form):
-    site: Site = site_in_form(*SERVERS, "web@lab=producer:images")
-    await site.worker("w1")
-    await site.dispatcher()
-    job = await (await site.client("web")).options(delay_s=1.0).submit("images.fail")
-    with pytest.raises(JobDead):
-        await job.result(PATIENCE_S)
-    [letter] = await (await site.client("operator")).dead_letters()
-    assert (letter.reason, letter.subject) == ("failed", "gangline.task.images.fail.@lab")

@@ -86,15 +86,3 @@ def test_async_fixtures_are_set_up_and_torn_down_on_the_tests_loop(suite):
             assert asyncio.get_running_loop() is ticker and plain == 7
     """)
     result.assert_outcomes(passed=1)
-
-
-def test_a_task_left_by_a_fixture_is_an_error(suite):
-    result = suite("""
-        import asyncio, pytest
-        @pytest.fixture
-        async def leaky():
-            yield asyncio.create_task(asyncio.sleep(1000))
-        async def test_uses(leaky):
-            pass
-    """)
-    result.assert_outcomes(passed=1, errors=1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 import pwd
 import ssl
@@ -103,11 +102,6 @@ def test_an_error_about_an_address_does_not_show_its_password():
     with pytest.raises(InvalidSettings) as caught:
         ConnectionSettings.from_url("nats://bob:hunter2@host:x")
     assert "hunter2" not in str(caught.value)
-
-
-def test_settings_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ConnectionSettings().name = "x"  # type: ignore[misc]
 
 
 def test_a_home_folder_is_expanded(tmp_path, monkeypatch):

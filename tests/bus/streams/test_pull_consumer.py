@@ -142,17 +142,6 @@ async def scripted():
 # -- asking -------------------------------------------------------------------------------------------------------
 
 
-async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_requests(scripted):
-    await scripted.pull(64)
-    for sequence in range(1, 1001):
-        scripted.deliver(sequence)
-        scripted.consumer.pull(1)
-        await scripted.turn()
-        assert scripted.link.outstanding() - sequence <= scripted.consumer.wanted == 64
-    # At least half is asked for at once, so that requests do not pile up at the server.
-    assert len(scripted.link.asked) <= 1 + 1000 // 32 + 1
-
-
 async def test_what_an_ended_request_left_is_asked_for_again(scripted):
     await scripted.pull(10)
     scripted.deliver(1, 2, 3)
@@ -319,11 +308,6 @@ async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_an
     assert scripted.link.acks == [1, 2, 1, 2]
     assert scripted.consumer.wanted == 2
     assert scripted.link.outstanding() - 4 == 2
-
-
-async def test_a_message_that_no_consumer_delivered_cannot_be_acknowledged(scripted):
-    scripted.consumer.ack(StreamMessage(subject="x", data=b"", headers=None, sequence=1, at=0.0))
-    assert scripted.link.acks == []
 
 
 # -- closing ------------------------------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ def test_the_demo_ends_with_ok_and_leaves_nothing_behind(forks, tmp_path):
 @pytest.mark.server
 @pytest.mark.processes
 def test_the_demo_runs_in_new_interpreters_of_its_own(tmp_path):
-    command = [sys.executable, "-m", "gangline.cli", "demo", "--files", "40"]
+    command = [sys.executable, "-m", "gangline.cli", "demo", "--files", "120"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=4 * PATIENCE_S)
-    assert_ok(done, 40, tmp_path)
+    assert_ok(done, 120, tmp_path)
 
 
 @pytest.mark.server

@@ -55,6 +55,10 @@ def test_only_a_server_that_does_not_answer_is_one_to_start():
         assert one_line(errors.ServerUnreachable(text)) == text
 
 
+def test_an_interrupt_is_told_without_a_type():
+    assert one_line(KeyboardInterrupt()) == "interrupted"
+
+
 def test_an_error_of_ours_that_nobody_expected_is_told_with_its_type():
     assert one_line(KeyError("x")) == "KeyError: 'x'"
     assert one_line(ValueError()) == "ValueError: ValueError"

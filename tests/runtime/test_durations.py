@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.runtime.timers import Pace, UsualDurations
+from gangline.runtime.timers import MOST_METHODS, Pace, UsualDurations
 
 
 def test_equal_durations_are_usual_with_a_small_margin() -> None:
@@ -36,6 +36,14 @@ def test_a_request_whose_whole_time_is_too_short_may_wait_for_a_quarter_of_it() 
     usual.cut_short("work", 1.6)
     assert usual.needed_s("work", 5.0) == pytest.approx(2.0)
     assert usual.needed_s("work", 1.0) == 0.75
+
+
+def test_the_number_of_remembered_methods_is_bounded() -> None:
+    usual = UsualDurations()
+    for number in range(MOST_METHODS + 1):
+        usual.ended(str(number), 1.0)
+    assert usual.usual_s("0") is None and usual.usual_s(str(MOST_METHODS)) is not None
+    assert repr(usual) == f"UsualDurations({MOST_METHODS} methods)"
 
 
 def test_a_pace_counts_all_that_got_slots_in_bursts() -> None:

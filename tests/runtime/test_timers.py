@@ -35,6 +35,14 @@ def test_what_becomes_due_while_looking_comes_too():
     assert seen == [("a",), ("b",)]
 
 
+def test_a_queue_whose_timers_are_moved_often_does_not_grow():
+    timers = Timers()
+    for number in range(10_000):
+        timers.set(("a",), float(number))
+    assert len(timers._heap) < 200
+    assert timers.next_at == 9_999.0
+
+
 def test_all_that_is_to_be_done_about_one_task_is_forgotten_together():
     timers = TaskTimers()
     timers.set((TimerKind.RETRY, 1), 5.0)

@@ -116,6 +116,20 @@ def test_nobody_else_gets_its_port_while_it_is_down():
         socket.create_connection(("127.0.0.1", server.port)).close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no port is held")
+def test_a_program_that_cannot_be_run_leaves_no_socket_open(monkeypatch):
+    def refuse(self: ServerProcess) -> None:
+        raise PermissionError("not executable")
+
+    server = EmbeddedServer()
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerProcess, "start", refuse)
+        with pytest.raises(ServerUnreachable, match="not executable"):
+            server.start()
+    assert server._held_port is None
+    server.stop()
+
+
 def test_frozen_it_is_stopped_by_the_kernel_and_can_still_be_ended():
     with EmbeddedServer() as server:
         pid = server.pid
@@ -201,6 +215,13 @@ def test_a_taken_port_says_so():
 def test_a_port_that_is_none_is_refused():
     with pytest.raises(InvalidSettings, match="0 for a free one"):
         EmbeddedServer(port=70000)
+
+
+def test_waiting_for_a_log_line_that_never_comes_ends_with_the_server():
+    with EmbeddedServer() as server:
+        server.await_log("Server is ready")
+        with pytest.raises(ServerUnreachable, match="never logged"):
+            server.await_log("no such line", timeout_s=0.05)
 
 
 def fake(folder: Path, says: str) -> Path:

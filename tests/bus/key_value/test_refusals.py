@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 
 import pytest
 
-from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_client.refusals_core import Right
 from gangline.bus.port.bus import BucketSettings, ConnectionEvent, NotPermitted, StreamSettings
 
@@ -94,14 +91,6 @@ async def test_who_may_not_make_a_stream_is_told_to_start_somebody_who_may(conne
         await bus.stream(namespace, StreamSettings(subjects=(f"{namespace}.>",)))
 
 
-def reload(server: EmbeddedServer, config: str) -> None:
-    """What an operator does who changes permissions; nobody is disconnected."""
-    server._config, server._port = config, server.port
-    (server._folder.path / "server.conf").write_text(server._configuration(), encoding="utf-8")
-    os.kill(server.pid, signal.SIGHUP)
-    server.await_log("Reloaded server configuration")
-
-
 async def test_rights_that_were_lost_and_given_back_are_used_again(connect_to, secured, caplog):
     server = secured(LOSING.format(lost=""))
     bus = await connect_to(as_user(server.url, "some"))
@@ -114,7 +103,7 @@ async def test_rights_that_were_lost_and_given_back_are_used_again(connect_to, s
     bus.publish("Away", b"")
     await bus.flush()
     with caplog.at_level(logging.INFO, "gangline.bus"):
-        reload(server, LOSING.format(lost='"Here", "Away", "_INBOX.>"'))
+        server.reload(LOSING.format(lost='"Here", "Away", "_INBOX.>"'))
         await until(lambda: len(bus.impairments()) == 2)  # it has an inbox, too
         await bus.flush()  # which is no news to those who did not subscribe just now
         with pytest.raises(NotPermitted):
@@ -130,7 +119,7 @@ async def test_rights_that_were_lost_and_given_back_are_used_again(connect_to, s
 
         await until(refused)
         assert any("'Away'" in lost for lost in bus.impairments())
-        reload(server, LOSING.format(lost=""))
+        server.reload(LOSING.format(lost=""))
         await events.until(lambda seen: ConnectionEvent.RECONNECTED in seen)
         await until(lambda: other.publish("Here", b"") or len(heard.items) >= 2)
         assert (await other.request("There", timeout_s=PATIENCE_S)).data == b"yes"

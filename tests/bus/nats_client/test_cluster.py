@@ -42,7 +42,6 @@ async def write_when_possible(bucket, key, value):
                 failures += 1
 
 
-@pytest.mark.long
 async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost(connect_to, cluster, namespace):
     bus = await connect_to(cluster.urls[0])
     bucket = await bus.bucket(namespace, COPIES)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import ConsumerState, StorageUnavailable, StreamMessage
+from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable, StreamMessage
 from gangline.bus.streams.pull_consumer import SILENCE_S, ConsumerStatus, PullConsumer
 from gangline.schemas.errors.base import Disconnected
 
@@ -296,6 +296,17 @@ async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(scr
     await scripted.consumer.settled()
 
 
+async def test_acknowledgements_made_without_a_connection_are_sent_after_it(scripted):
+    scripted.hub.disconnect(scripted.bus)
+    scripted.link.connected = False
+    await scripted.ack(1)
+    assert scripted.link.acks == []
+    scripted.link.connected = True
+    scripted.hub.reconnect(scripted.bus)
+    await asyncio.sleep(0.01)
+    assert scripted.link.acks == [1]
+
+
 async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(scripted):
     await scripted.pull(4)
     scripted.deliver(1, 2)
@@ -308,6 +319,16 @@ async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_an
     assert scripted.link.acks == [1, 2, 1, 2]
     assert scripted.consumer.wanted == 2
     assert scripted.link.outstanding() - 4 == 2
+
+
+async def test_settled_fails_when_the_consumer_is_lost(scripted):
+    settling = await scripted.settling(1)
+    scripted.link.there = False
+    scripted.consumer.on_trouble()
+    with pytest.raises(ConsumerLost):
+        await settling
+    with pytest.raises(ConsumerLost):
+        await scripted.consumer.settled()
 
 
 # -- closing ------------------------------------------------------------------------------------------------------

@@ -143,6 +143,16 @@ def test_members_without_a_grant_are_seen(book: Book) -> None:
     assert len(book.audit.broken) == 1 and "was not granted" in book.audit.broken[0]
 
 
+def test_a_partial_end_is_seen(book: Book) -> None:
+    book.form()
+    book.gang(GangState.TEARING_DOWN, "w1", "w2")
+    book.end("w1")
+    book.others()
+    assert len(book.audit.broken) == 1 and "w2" in book.audit.broken[0]
+    book.gang(GangState.ENDED)
+    assert len(book.audit.broken) == 2 and book.audit.left() == ["g"]
+
+
 def test_a_gang_whose_records_may_have_been_missed_is_left_out(lossy: Book) -> None:
     lossy.others()
     lossy.member("w1")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench.faults.echo import SUBJECT
+from bench.faults.site import Site
 from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.console.children import Launcher, launch
 from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.names import Names
 from gangline.testing.kit.processes import Crew, ProcessFailed
 from gangline.testing.kit.records import lines_of
 
@@ -57,3 +62,17 @@ def test_a_journal_whose_last_line_was_cut_short_is_read_without_it(tmp_path: Pa
     journal = tmp_path / "w.journal"
     journal.write_text('{"event": "start"}\n{"event": "en')
     assert list(lines_of(journal)) == [{"event": "start"}]
+
+
+async def test_what_never_rests_is_named(tmp_path: Path) -> None:
+    site = Site("", Names("ns"), tmp_path, BucketSettings())
+    site.pool = "train"
+    site.workers = {"w1": SimpleNamespace()}  # type: ignore[dict-item]
+
+    async def stats(_: str) -> object:
+        await asyncio.sleep(1.0)
+        return SimpleNamespace(load=SimpleNamespace(ongoing=2))
+
+    site.client = SimpleNamespace(stats=stats)  # type: ignore[assignment]
+    with pytest.raises(TimeoutError, match="L4: 0 slots should be in use, not {'w1': 2}"):
+        await site.at_rest()

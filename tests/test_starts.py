@@ -78,7 +78,7 @@ def _start(make: Callable[[MemoryBus], Service], at: int) -> int:
 def test_a_start_outlasts_an_outage_of_storage_at_any_of_its_steps(kind: str) -> None:
     make = SERVICES[kind]
     failed: dict[int, str] = {}
-    for at in range(1, _start(make, NEVER), repetitions(12, whole=1)):
+    for at in range(1, _start(make, NEVER), repetitions(24, whole=2)):
         try:
             _start(make, at)
         except gangline.GanglineError as error:

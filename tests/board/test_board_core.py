@@ -444,7 +444,7 @@ def play(board, step):
             board.tick(NOW + seconds)
 
 
-@settings(max_examples=repetitions(25, whole=200), deadline=None)
+@settings(max_examples=repetitions(15, whole=150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_deltas_lead_from_every_revision_to_the_present_snapshot(steps):
     board = Board()
@@ -462,7 +462,7 @@ def test_deltas_lead_from_every_revision_to_the_present_snapshot(steps):
         assert {t: r for t, r in rows.items() if r} == {t: r for t, r in board.rows.items() if r}
 
 
-@settings(max_examples=repetitions(25, whole=200), deadline=None)
+@settings(max_examples=repetitions(15, whole=150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_a_board_depends_on_what_it_was_told_and_not_on_when_deltas_were_taken(steps):
     """Ended gangs aside, whose last row is the last one that was shown."""

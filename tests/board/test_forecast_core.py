@@ -28,7 +28,7 @@ from ..scale import repetitions
 from ..support.rows import in_rows
 
 NOTHING = Durations({})
-EXAMPLES = settings(max_examples=repetitions(20, whole=50))
+EXAMPLES = settings(max_examples=repetitions(10, whole=50))
 
 
 def holder(worker: str, slots: int, ends_in_s: float | None = None, **others: object) -> SlotHolder:
@@ -149,7 +149,7 @@ class Errors:
         return f"p50 {p50:.1%}, p90 {self.p90_of_wait:.1%}; of the wait or one task p90 {self.p90_of_task:.1%}"
 
 
-QUEUES = repetitions(120, whole=1200)
+QUEUES = repetitions(100, whole=800)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def begins_well(id: str) -> bool:
     return id[0].isascii() and id[0].isalnum()
 
 
-@settings(max_examples=repetitions(30, whole=300))
+@settings(max_examples=repetitions(10, whole=100))
 @given(st.text(max_size=12), st.sampled_from(["", "lab"]))
 def test_a_job_or_schedule_has_an_id_that_is_no_option_whatever_its_key_and_token(key, tenant):
     for token in (Environment().token(), "-" * 22, "_" * 22):
@@ -39,7 +39,7 @@ def test_a_job_or_schedule_has_an_id_that_is_no_option_whatever_its_key_and_toke
     assert begins_well(title_of("12", "p.nightly"))
 
 
-@settings(max_examples=repetitions(30, whole=300))
+@settings(max_examples=repetitions(10, whole=100))
 @given(st.text(max_size=12))
 def test_a_worker_without_a_name_gets_one_that_is_no_option_whatever_its_host_is_called(host):
     given_name, socket.gethostname = socket.gethostname, lambda: host

@@ -28,6 +28,7 @@ names = st.from_regex(r"[A-Za-z0-9_-]{1,128}", fullmatch=True)
 namespaces = st.from_regex(r"[a-z0-9_-]{1,32}", fullmatch=True)
 BAD = ["", "a.b", "a b", "a*", ">", "a\n", "é", "a/b", "$a", " a", "a\0", "x" * (MAX_NAME_CHARS + 1)]
 W1 = WorkerId("images", "w1")
+FEW = settings(max_examples=repetitions(10, whole=settings().max_examples))
 
 
 def test_a_name_that_cannot_be_one_token_of_a_subject_is_refused():
@@ -68,7 +69,7 @@ def test_a_worker_in_text_is_two_names_joined_by_one_dot(bad):
 
 
 @given(namespaces, names, names)
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
+@FEW
 def test_a_call_subject_is_parsed_back_into_what_built_it(namespace, endpoint, method):
     subjects = Names(namespace)
     assert subjects.parse_call(subjects.call(endpoint, method)) == (endpoint, method)
@@ -81,7 +82,7 @@ def test_a_subject_that_is_no_call_is_refused(subject):
 
 
 @given(names, names, st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True))
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
+@FEW
 def test_every_key_of_the_ledger_names_its_worker(pool, worker, token):
     keys = Names()
     who = WorkerId(pool, worker)
@@ -131,6 +132,7 @@ def test_members_of_a_gang_have_subjects_of_their_own_and_one_for_all():
         names_.gang_talk("g.1", 1, 0, 0)
 
 
+@FEW
 @given(namespaces, names, names, names)
 def test_private_subjects_are_not_heard_by_who_watches_the_namespace(namespace, pool, worker, channel):
     built, id = Names(namespace), WorkerId(pool, worker)
@@ -176,6 +178,7 @@ def test_the_id_of_a_tenants_job_names_the_tenant():
 tenants = st.one_of(names, st.sampled_from(("shop", "shop-", "4-shop", "t4-shop-", "x" * MAX_NAME_CHARS)))
 
 
+@FEW
 @given(tenants, tenants, tenants, tenants)
 def test_two_tenants_never_have_the_same_job_and_one_has_its_own_whatever_it_calls_it(one, other, job, another):
     ids = {tenant: job_of_tenant(id, "images", tenant) for tenant, id in ((one, job), (other, another))}

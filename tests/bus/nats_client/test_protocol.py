@@ -19,7 +19,7 @@ from gangline.schemas.errors.base import InvalidRequest
 from ...scale import repetitions
 from ...support.rows import in_rows
 
-FEW = settings(max_examples=repetitions(25, whole=50))
+FEW = settings(max_examples=repetitions(10, whole=50))
 names = st.text("ABCabc-_", min_size=1, max_size=8)
 values = st.text(
     st.characters(exclude_characters="\r\n", exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=12

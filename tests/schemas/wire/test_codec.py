@@ -36,7 +36,7 @@ scalars = (
 plain = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20
 )
-quickly = settings(max_examples=repetitions(20, whole=50))
+quickly = settings(max_examples=repetitions(10, whole=50))
 both = pytest.mark.parametrize("fmt", list(Format))
 
 

@@ -239,7 +239,7 @@ json_like = st.recursive(
 
 
 @given(st.integers(0, 9), st.lists(json_like, max_size=10))
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
+@settings(max_examples=repetitions(10, whole=settings().max_examples))
 def test_frames_of_any_shape_are_taken_or_refused_as_a_whole(operation, places):
     data = msgpack.packb([WIRE_VERSION, 5, "s", [[operation, *places]]])
     try:

@@ -145,7 +145,7 @@ def test_schedules_are_shown_and_cancelled(commands):
         assert commands.json("status", job)["state"] == "cancelled", "the next dispatcher schedules neither"
 
 
-def test_mistakes_are_told_in_one_line(commands):
+def test_mistakes_are_told_in_one_line(commands, invoke):
     cases = [
         (("submit", "words"), 2, "is not ENDPOINT.METHOD"),
         (("submit", "words.count", "{"), 2, "the arguments are not JSON"),
@@ -170,7 +170,9 @@ def test_mistakes_are_told_in_one_line(commands):
     ]
     for arguments, code, text in cases:
         with case(arguments, code, text):
-            fails(commands.run(*arguments), code, text)
+            done = invoke(*arguments, env=commands.environment)
+            assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+            assert text in done.stderr
 
 
 def test_nothing_to_show_is_told_on_stderr(commands):

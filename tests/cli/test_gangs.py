@@ -243,7 +243,7 @@ def test_without_a_coordinator_it_says_what_to_start(commands):
 
 
 @pytest.mark.long
-def test_bad_requests_are_one_line_and_a_code(commands, running):
+def test_bad_requests_are_one_line_and_a_code(commands, running, invoke):
     cases = {
         ("gang", "acquire", "words", "0"): (2, "size: Input should be greater"),
         ("gang", "acquire", "words", "99"): (2, "not enough workers registered"),
@@ -259,9 +259,9 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
         ("gang", "nosuch"): (2, "nosuch"),
     }
     for arguments, (code, text) in cases.items():
-        done = commands.run(*arguments)
+        done = invoke(*arguments, env=commands.environment)
         with case(arguments, done.stderr):
-            assert (done.returncode, text in done.stderr, done.stderr.count("\n")) == (code, True, 1)
+            assert (done.exit_code, text in done.stderr, done.stderr.count("\n")) == (code, True, 1)
     held = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
     late = commands.run("gang", "acquire", "words", "1", "--deadline", "0.3")
     assert (late.returncode, "was not formed by its deadline" in late.stderr) == (3, True), late.stderr

@@ -96,9 +96,6 @@ def cells(board, name="p.w1"):
     return board.slots[name].cells
 
 
-# -- slots ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_slot_is_free_only_if_neither_the_ledger_nor_the_heartbeat_says_otherwise(board):
     serve(board)
     id = lease(board, slots=3)
@@ -216,9 +213,6 @@ def test_a_pool_adds_up_its_workers_without_the_lost(board):
     row = board.rows[Table.POOLS]["p"]
     assert (row["workers"], row["lost"], row["total"], row["running"], row["free"]) == (3, 1, 8, 3, 4)
     assert (row["leased"], row["leases"]) == (1, 1)
-
-
-# -- gangs, queues, routes --------------------------------------------------------------------------------------------
 
 
 def test_a_gang_is_shown_with_its_generations_after_its_record_is_gone(board):
@@ -376,9 +370,6 @@ def test_no_row_has_a_token_even_if_an_earlier_version_wrote_it_into_the_ledger(
     gang(board, state=GangState.FORMED, seats=(seat,), owner_token="very-secret-token")
     board.take()
     assert "very-secret" not in json.dumps(board.snapshot().to_json())
-
-
-# -- deltas -----------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_new_is_no_delta_and_no_revision(board):

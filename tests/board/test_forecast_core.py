@@ -121,9 +121,6 @@ def test_a_holder_that_ends_earlier_never_makes_it_later(missing, holders, data)
     assert after is not None and after <= before
 
 
-# -- simulated histories ----------------------------------------------------------------------------------------------
-
-
 class Errors:
     """Of estimates: in parts of the real wait, and of the wait or one task, whichever is longer. A wait of a tenth of a
     task cannot be known as well as one of ten tasks."""
@@ -150,9 +147,6 @@ class Errors:
 
 
 QUEUES = repetitions(100, whole=800)
-
-
-# -- jobs -------------------------------------------------------------------------------------------------------------
 
 
 def running(name: str = "t", **facts: object) -> TaskRunning:

@@ -103,9 +103,6 @@ def waiting_gang(board: Board) -> None:
     gang(board, "me", priority=3, state=GangState.QUEUED)
 
 
-# -- gangs ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_gang_of_lower_priority_frees_all_its_slots_when_one_of_its_workers_has_drained(board, waiting_gang):
     worker(board, "w2", used=4)
     worker(board, "w4", used=1, drain_by=NOW + 30)
@@ -193,9 +190,6 @@ def test_in_simulated_drains_no_bound_is_broken():
             assert wait.starts_in_s() <= bound + 1e-3
     print(f"gangs with drains: {bounds} bounds of {ROUNDS}")
     assert bounds > 0.2 * ROUNDS
-
-
-# -- jobs -------------------------------------------------------------------------------------------------------------
 
 
 def line_of_go(**facts: Any) -> JobLine:
@@ -479,9 +473,6 @@ def test_durations_are_those_of_leases_gangs_and_tasks_of_each_method():
     )
     kinds = ("task p.go", "task p.slow", "task p.", "lease of etl", "gang")
     assert [durations.mean_s(kind) for kind in kinds] == [0.5, 10.0, None, 30.0, 20.0]
-
-
-# -- no start is told of what will not start ----------------------------------------------------------------------
 
 
 def _in_line(*obstacles: JobObstacle) -> JobWhyReply:

@@ -27,9 +27,6 @@ def fails(done, code, *texts):
     assert all(text in done.stderr for text in texts), done.stderr
 
 
-# -- without a dispatcher -----------------------------------------------------------------------------------------
-
-
 def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
     job = commands.run("submit", "words.count", '{"text": "a b c"}').stdout.strip()
     shown = commands.run("status", job).stdout
@@ -178,9 +175,6 @@ def test_mistakes_are_told_in_one_line(commands, invoke):
 def test_nothing_to_show_is_told_on_stderr(commands):
     assert commands.run("dead", "ls").stderr == "no dead letters\n"
     assert "nothing is submitted" in commands.run("queue", "ls").stderr
-
-
-# -- with one -----------------------------------------------------------------------------------------------------
 
 
 def test_a_submitted_task_runs_and_its_result_is_kept(commands, running):

@@ -63,9 +63,6 @@ def secrets(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> 
     return make_secrets(tmp_path_factory.mktemp("compose") / "secrets", ports)
 
 
-# -- the files ---------------------------------------------------------------------------------------------------------
-
-
 def test_each_service_has_the_secrets_of_its_own_role_and_no_other(secrets):
     composed = composition(secrets)
     assert set(composed["services"]) == {*SERVERS, *ROLES}
@@ -111,9 +108,6 @@ def test_secrets_are_kept_from_other_users_never_overwritten_and_the_key_of_the_
     assert "exists: remove it first" in again.stderr
     assert (secrets / "servers.env").read_text() == before
     assert list(secrets.parent.iterdir()) == [secrets], "nothing is left behind"
-
-
-# -- the processes -----------------------------------------------------------------------------------------------------
 
 
 class Containers:

@@ -66,23 +66,3 @@ def test_what_a_test_leaves_behind_fails_it_and_a_failure_shows_its_own_error(su
     """)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([told])
-
-
-def test_async_fixtures_are_set_up_and_torn_down_on_the_tests_loop(suite):
-    result = suite("""
-        import asyncio, pytest
-        @pytest.fixture
-        async def ticker():
-            loop = asyncio.get_running_loop()
-            task = asyncio.create_task(asyncio.sleep(1000))
-            yield loop
-            assert asyncio.get_running_loop() is loop
-            task.cancel()
-        @pytest.fixture
-        async def plain():
-            await asyncio.sleep(10)
-            return 7
-        async def test_uses(ticker, plain):
-            assert asyncio.get_running_loop() is ticker and plain == 7
-    """)
-    result.assert_outcomes(passed=1)

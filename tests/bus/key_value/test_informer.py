@@ -62,9 +62,6 @@ async def following(bus: Bus, bucket: str, **settings: Any) -> AsyncIterator[Fol
         await follower.informer.stop()
 
 
-# -- on both kinds of bus ---------------------------------------------------------------------------------------------
-
-
 async def test_what_stands_is_listed_and_what_changes_is_told_with_what_was_before(connect, namespace):
     kv = await (await connect()).bucket(namespace, BucketSettings())
     await kv.put("a.one", b"1")
@@ -155,8 +152,6 @@ async def test_of_a_bucket_that_nobody_has_made_nothing_is_known(connect, namesp
     finally:
         await follower.informer.stop()
 
-
-# -- what storage does ------------------------------------------------------------------------------------------------
 
 BUCKET = "bucket"
 

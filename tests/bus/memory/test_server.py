@@ -24,9 +24,6 @@ async def echo(bus, subject="echo"):
     return await bus.subscribe(subject, lambda message: bus.publish(message.reply, message.data))
 
 
-# -- the server ---------------------------------------------------------------------------------------------------
-
-
 async def test_a_stopped_server_takes_no_connection_and_loses_those_it_has(hub):
     bus = hub.connect("a")
     seen = []
@@ -84,9 +81,6 @@ async def test_the_server_knows_at_once_that_a_killed_client_listens_no_more(hub
     client.publish("echo", reply="answers")
     await asyncio.sleep(0.1)
     assert [message.headers for message in seen] == [{"Status": "503"}]
-
-
-# -- servers of a cluster -----------------------------------------------------------------------------------------
 
 
 async def test_a_server_that_stands_still_keeps_its_connections_and_lets_all_through_late(hub):
@@ -159,9 +153,6 @@ async def test_servers_that_have_given_each_other_up_lose_what_is_meant_for_the_
     assert (await away.request("echo", b"back", timeout_s=1)).data == b"back"
 
 
-# -- partitions ---------------------------------------------------------------------------------------------------
-
-
 async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_when_it_heals(hub, server, client):
     got = []
     await server.subscribe("up", lambda message: got.append(message.data))
@@ -177,9 +168,6 @@ async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_wh
     await asyncio.sleep(0)
     assert sorted(got) == [b"1", b"2", b"3"]
     assert got.index(b"1") < got.index(b"2")
-
-
-# -- storage ------------------------------------------------------------------------------------------------------
 
 
 async def test_without_a_leader_operations_fail_and_observers_still_see_the_writes(hub, bus):
@@ -233,9 +221,6 @@ def _write(key):
     from gangline.bus.port.bus import KvWrite
 
     return KvWrite(key=key, value=b"1")
-
-
-# -- faults -------------------------------------------------------------------------------------------------------
 
 
 def _faults(**rates):

@@ -82,23 +82,6 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
     await bucket.put("k.after", b"again", revision=revision)
 
 
-@pytest.mark.long
-async def test_the_client_moves_to_another_server_when_its_own_dies(connect_to, cluster, namespace, got):
-    from gangline.bus.port.bus import ConnectionEvent
-
-    from ..conftest import happens
-
-    bus = await connect_to(cluster.urls[0])
-    await bus.subscribe(f"{namespace}.a", got)
-    other = await connect_to(cluster.urls[1])
-    await happens(bus, ConnectionEvent.RECONNECTED, cluster.servers[0].kill)
-    await bus.flush()
-    async with asyncio.timeout(PATIENCE_S):
-        while not got.items:  # interest spreads from server to server, and nothing tells when it has arrived
-            other.publish(f"{namespace}.a", b"x")
-            await asyncio.sleep(0.05)
-
-
 def test_a_cluster_of_one_is_refused():
     with pytest.raises(InvalidSettings, match="give 3 or 5"):
         EmbeddedCluster(1)

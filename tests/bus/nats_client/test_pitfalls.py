@@ -17,7 +17,6 @@ from gangline.bus.port.bus import (
     Conflict,
     ConnectionEvent,
     KvEntry,
-    KvOperation,
     KvWrite,
     NotPermitted,
     StorageUnavailable,
@@ -29,8 +28,6 @@ from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens, impatient
 
 pytestmark = pytest.mark.server
-
-GONE = KvOperation.DELETE
 
 
 async def answers(bus, subject="pitfall.echo"):
@@ -177,28 +174,6 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
     bus.publish(longest, b"x" * bus.max_payload, reply=longest)
     await got.count(1)
     assert events.items == []
-
-
-async def test_7_a_watch_reports_what_changed_while_it_was_blind(proxy, bucket, other, seen):
-    for key in ("kept", "changed", "deleted", "expired"):
-        await other.put(key, b"1")
-    await bucket.watch(">", seen)
-    proxy.refusing = True
-    await happens(bucket.bus, ConnectionEvent.DISCONNECTED, proxy.cut)
-    gone = collect()
-    await other.watch("expired", gone)
-    await other.put("expired", b"1", ttl_s=1)
-    await other.put("changed", b"2")
-    await other.delete("deleted")
-    await other.put("new", b"1")
-    await gone.until(lambda entries: entries[-1].operation is GONE)
-    seen.take()
-    proxy.refusing = False
-    await seen.until(lambda entries: {entry.key for entry in entries} >= {"changed", "deleted", "new", "expired"})
-    last = {entry.key: (entry.operation, entry.value) for entry in seen.items}
-    assert last["deleted"][0] is last["expired"][0] is GONE
-    assert last["changed"][1] == b"2"
-    assert last["new"][1] == b"1"
 
 
 LIMITED = """

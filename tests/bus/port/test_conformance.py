@@ -169,9 +169,6 @@ async def test_a_handler_may_publish_and_unsubscribe(bus, namespace, got):
     assert [message.data for message in got.items] == [b"x", b"z"]
 
 
-# -- requests -----------------------------------------------------------------------------------------------------
-
-
 async def serve(bus: Bus, subject: str) -> None:
     await bus.subscribe(subject, lambda message: bus.publish(message.reply, b"re " + message.data))
     await bus.flush()
@@ -308,9 +305,6 @@ async def test_inboxes_differ_and_cannot_be_guessed(connect):
     assert all(len(inbox.rsplit(".", 1)[1]) >= 16 for inbox in inboxes)
 
 
-# -- limits -------------------------------------------------------------------------------------------------------
-
-
 async def test_a_body_as_large_as_max_payload_passes_and_one_byte_more_is_refused_before_sending(bus, namespace, got):
     await bus.subscribe(f"{namespace}.big", got)
     bus.publish(f"{namespace}.big", b"x" * bus.max_payload)
@@ -347,9 +341,6 @@ async def test_what_is_no_subject_cannot_be_published_to(bus, subject):
 async def test_what_is_no_subject_cannot_be_subscribed(bus, subject):
     with pytest.raises(InvalidName):
         await bus.subscribe(subject, lambda message: None)
-
-
-# -- the connection -----------------------------------------------------------------------------------------------
 
 
 async def test_closing_is_idempotent_sends_what_is_buffered_and_ends_everything(connect, namespace, got, events):

@@ -434,9 +434,6 @@ def test_every_law_is_planted_against() -> None:
     assert set().union(*PLANTED) == set(LAWS)
 
 
-# -- what is excused ------------------------------------------------------------------------------------------------
-
-
 def test_what_ran_on_when_its_process_was_frozen_does_not_count_beside_its_successor() -> None:
     history = clean()
     history.second_process_of_the_same_worker()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from math import inf
-from statistics import fmean, quantiles
+from math import exp, inf
+from statistics import fmean, median, quantiles
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ from ..scale import repetitions
 from ..support.rows import in_rows
 
 NOTHING = Durations({})
-EXAMPLES = settings(max_examples=repetitions(10, whole=50))
+EXAMPLES = settings(max_examples=repetitions(20, whole=100))
 
 
 def holder(worker: str, slots: int, ends_in_s: float | None = None, **others: object) -> SlotHolder:
@@ -45,6 +45,10 @@ def test_it_starts_when_the_last_worker_has_enough_and_says_whom_each_waits_for(
             ForecastStep(worker="w4", holder="w4/60.0", in_s=60.0, estimated=False),
         ),
     )
+
+
+def test_nothing_missing_is_now():
+    assert forecast({"w1": 0}, [], NOTHING) == Forecast(bound_s=0.0, estimate_s=0.0)
 
 
 def test_a_holder_without_an_end_makes_it_unknown_only_if_it_is_waited_for():
@@ -121,6 +125,58 @@ def test_a_holder_that_ends_earlier_never_makes_it_later(missing, holders, data)
     assert after is not None and after <= before
 
 
+# -- simulated histories ----------------------------------------------------------------------------------------------
+
+
+class SimulatedWait:
+    """Holders of the target's workers, each with its real end; those with a lease end by its expiry at the latest."""
+
+    def __init__(self, chance: random.Random, spread: float) -> None:
+        self.kinds = {f"kind{number}": chance.uniform(5, 200) for number in range(4)}
+        self.seen = {
+            kind: [self._lasts(chance, mean, spread) for _ in range(chance.randint(0, 60))]
+            for kind, mean in self.kinds.items()
+        }
+        self.missing: dict[str, int] = {}
+        self.holders: list[SlotHolder] = []
+        self.ends: list[float] = []
+        for number in range(chance.randint(1, 6)):
+            worker, used = f"p.w{number}", 0
+            for _ in range(chance.randint(1, 6)):
+                kind = chance.choice(list(self.kinds))
+                lasts_s = self._lasts(chance, self.kinds[kind], spread)
+                age_s = chance.uniform(0, lasts_s)
+                end_s, slots = lasts_s - age_s, chance.randint(1, 3)
+                used += slots
+                expiry = end_s + chance.expovariate(1 / 30) if chance.random() < 0.7 else None
+                self.holders.append(
+                    SlotHolder(
+                        worker=worker,
+                        name=f"{worker}:{len(self.holders)}",
+                        slots=slots,
+                        ends_in_s=expiry,
+                        kind=kind,
+                        age_s=age_s,
+                    )
+                )
+                self.ends.append(end_s)
+            self.missing[worker] = chance.randint(1, used)
+
+    @staticmethod
+    def _lasts(chance: random.Random, mean: float, spread: float) -> float:
+        return max(0.1, chance.gauss(mean, spread * mean))
+
+    def starts_in_s(self) -> float:
+        """Event by event: slots that become free are kept, until each worker has enough."""
+        left = dict(self.missing)
+        for end_s, holder_ in sorted(zip(self.ends, self.holders, strict=True), key=lambda each: each[0]):
+            if left[holder_.worker] > 0:
+                left[holder_.worker] -= holder_.slots
+            if all(slots <= 0 for slots in left.values()):
+                return end_s
+        raise AssertionError("all slots are free at the end")
+
+
 class Errors:
     """Of estimates: in parts of the real wait, and of the wait or one task, whichever is longer. A wait of a tenth of a
     task cannot be known as well as one of ten tasks."""
@@ -146,7 +202,60 @@ class Errors:
         return f"p50 {p50:.1%}, p90 {self.p90_of_wait:.1%}; of the wait or one task p90 {self.p90_of_task:.1%}"
 
 
-QUEUES = repetitions(100, whole=800)
+def remainders(chance: random.Random, mean: float, spread: float, age_s: float, most_s: float | None) -> list[float]:
+    """DRAWS of what can remain of a holder, by one who knows the distribution, but not what was drawn."""
+    step = (max(mean * (1 + 5 * spread), age_s + 0.01) - age_s) / 60
+    ends = [age_s + step * (number + 0.5) for number in range(60)]
+    weights = [exp(-(((end - mean) / (spread * mean)) ** 2) / 2) / end for end in ends]  # its age is anywhere in it
+    if not any(weights):
+        return [0.0] * DRAWS
+    return [min(end - age_s, inf if most_s is None else most_s) for end in chance.choices(ends, weights, k=DRAWS)]
+
+
+DRAWS = 60
+WAITS, QUEUES = repetitions(1000, whole=2500), repetitions(250, whole=2500)
+KNOWN = repetitions(100, whole=400)
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.10])
+def test_in_simulated_histories_no_bound_is_broken_and_estimates_are_within_a_fifth(spread):
+    chance = random.Random(f"when-{spread}")
+    errors, bounds = Errors(), 0
+    for _ in range(WAITS):
+        wait = SimulatedWait(chance, spread)
+        found = forecast(wait.missing, wait.holders, Durations(wait.seen))
+        real_s = wait.starts_in_s()
+        if found.bound_s is not None:
+            bounds += 1
+            assert real_s <= found.bound_s + 1e-9
+        if found.estimate_s is not None:
+            errors.add(found.estimate_s, real_s, fmean(wait.kinds.values()))
+    print(f"gangs, spread {spread:.0%}: {bounds} bounds; errors of {len(errors.of_wait)} estimates: {errors}")
+    assert bounds > 0.08 * WAITS and len(errors.of_wait) > 0.8 * WAITS
+    assert errors.p90_of_task <= 0.20
+
+
+def test_an_estimate_for_a_gang_is_nearly_as_good_as_one_that_knows_the_distribution():
+    chance = random.Random("when-known")
+    errors, known = Errors(), Errors()
+    for _ in range(KNOWN):
+        wait = SimulatedWait(chance, 0.10)
+        found = forecast(wait.missing, wait.holders, Durations(wait.seen))
+        real_s, task_s = wait.starts_in_s(), fmean(wait.kinds.values())
+        if found.estimate_s is None:
+            continue
+        errors.add(found.estimate_s, real_s, task_s)
+        draws = [remainders(chance, wait.kinds[h.kind], 0.10, h.age_s or 0.0, h.ends_in_s) for h in wait.holders]
+        starts = []
+        for wait.ends in zip(*draws, strict=True):  # type: ignore[assignment]
+            starts.append(wait.starts_in_s())
+        known.add(median(starts), real_s, task_s)
+    print(f"gangs: {errors}\nknowing the distribution: {known}")
+    assert known.p90_of_wait > 0.20, "nobody can do that"
+    assert errors.p90_of_task <= 1.35 * known.p90_of_task
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
 
 
 def running(name: str = "t", **facts: object) -> TaskRunning:
@@ -209,6 +318,13 @@ def test_an_estimate_adds_up_what_tasks_take_on_average_and_names_those_that_are
     assert forecast_job(line, NOTHING).unknown == ("t", "task t")
 
 
+def test_only_so_many_tasks_run_at_once_as_the_route_allows():
+    durations = Durations({"task t": [10.0, 10.0, 10.0]})
+    line = WaitingLine(leased=1, free=5, running=[running(at_most_s=10.0)], ahead=[ahead(2, at_most_s=10.0)])
+    assert forecast_job(line, durations).bound_s == 0.0
+    assert forecast_job(replace(line, most_running=1), durations).bound_s == 30.0
+
+
 @pytest.mark.parametrize("once", [False, True])
 def test_tasks_that_do_not_come_back_start_in_their_order_so_that_the_bound_is_tighter(once):
     tasks = [running(at_most_s=10.0, once=once), running(at_most_s=20.0, once=once)]
@@ -216,6 +332,12 @@ def test_tasks_that_do_not_come_back_start_in_their_order_so_that_the_bound_is_t
     assert forecast_job(line, NOTHING).bound_s == (20.0 if once else 30.0)
     endless = WaitingLine(running=[running(once=once), tasks[0]], ahead=[ahead(at_most_s=4.0, once=once)], leased=2)
     assert forecast_job(endless, NOTHING).bound_s == 14.0
+
+
+def test_running_tasks_count_for_the_limit_although_other_slots_are_free():
+    durations = Durations({"task t": [10.0, 10.0, 10.0]})
+    limited = WaitingLine(leased=1, free=5, running=[running(age_s=4.0)], ahead=[ahead()], most_running=1)
+    assert forecast_job(limited, durations).estimate_s == 16.0
 
 
 class SimulatedQueue:
@@ -343,6 +465,30 @@ def test_in_simulated_queues_no_bound_is_broken_and_estimates_are_within_a_fifth
           f" {medians[1]:.2f} where tasks start once; errors of estimates: {errors}")  # fmt: skip
     assert len(tight) > (0.02 if drains else 0.4) * QUEUES
     assert errors.p90_of_task <= 0.20
+
+
+def test_an_estimate_for_a_job_is_nearly_as_good_as_one_that_knows_the_distribution():
+    chance = random.Random("when-job-known")
+    errors, known = Errors(), Errors()
+    for _ in range(KNOWN):
+        queue = SimulatedQueue(chance, 0.10, drains=False)
+        found = forecast_job(queue.line, Durations(queue.seen))
+        real_s, task_s = queue.starts_in_s(), fmean(queue.kinds.values())
+        assert found.estimate_s is not None
+        errors.add(found.estimate_s, real_s, task_s)
+        line, starts = queue.line, list[float]()
+        running = [remainders(chance, queue.kinds[task.kind], 0.10, task.age_s or 0.0, None) for task in line.running]
+        leases = [remainders(chance, 50.0, 0.10, each.age_s or 0.0, each.ends_in_s) for each in line.holders]
+        for number in range(DRAWS):
+            queue.servers = [draws[number] for draws in leases]
+            queue.running = [(draws[number], place, [], True) for place, draws in enumerate(running)]
+            ahead = [task.kind for task in line.ahead for _ in range(task.count)]
+            queue.waiting = [(0.0, len(running) + place, [queue._lasts(kind)]) for place, kind in enumerate(ahead)]
+            starts.append(queue.starts_in_s())
+        known.add(median(starts), real_s, task_s)
+    print(f"jobs: {errors}\nknowing the distribution: {known}")
+    assert known.p90_of_wait > 0.20, "nobody can do that"
+    assert errors.p90_of_task <= 1.25 * known.p90_of_task
 
 
 @EXAMPLES

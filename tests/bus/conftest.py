@@ -197,6 +197,13 @@ def holds(stream: Stream, number: int) -> Callable[[], Awaitable[bool]]:
     return check
 
 
+@pytest.fixture(scope="session")
+def quiet_cluster() -> Iterator[EmbeddedCluster]:
+    """Three servers for all tests that kill none of them."""
+    with EmbeddedCluster(3) as servers:
+        yield servers
+
+
 @pytest.fixture
 def cluster() -> Iterator[EmbeddedCluster]:
     """Three servers of this test's own, which it may kill."""

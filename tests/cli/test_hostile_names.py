@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import pytest
 from rich.text import Text
 
 from gangline.board.board_core import Board
@@ -21,6 +22,8 @@ from gangline.schemas.text import printable
 from gangline.testing import cluster
 
 from ..board.test_board_core import beat, gang, lease, register
+from ..waiting import until
+from .test_operations import reserve, serve
 from .test_tables import printed
 from .test_top import POOL, SMALL, press
 
@@ -124,3 +127,26 @@ def test_nothing_prints_or_marks_up_past_it():
                 found.append(f"{path.relative_to(root)}:{node.lineno} {name}")
     allowed = ("console/output.py:", "__init__.py:", "serving/probe.py:")  # the others import no click
     assert not [each for each in found if not each.startswith(allowed)]
+
+
+SHOWING = (
+    "workers", "leases", "stats words.w1", "gang ls", "top --once", "history", "jobs ls", "dead ls", "queue ls",
+    "audit",
+)  # fmt: skip
+
+
+@pytest.mark.server
+@pytest.mark.processes
+async def test_commands_survive_hostile_names(commands, nats_url, namespace):
+    serve(commands)
+    for name in ("coordinator", "dispatcher"):
+        commands.start(name).await_output(rf"{name}\.started")
+    await reserve(nats_url, namespace, slots=1, ttl_s=600, owner=HOSTILE.replace("\0", ""))
+    done = commands.run("call", "words.fail", f"why={HOSTILE.replace(chr(0), '')}")
+    assert done.returncode == 1 and not unsafe(done.stderr)
+    commands.run("submit", "words.fail", "--json", stdin=json.dumps({"why": HOSTILE}))
+    await until(lambda: commands.json("leases"), "the lease is in the ledger")
+    for line in SHOWING:
+        for options in ([], ["--json"]):
+            done = commands.run(*line.split(), *options)
+            assert done.returncode == 0 and not unsafe(done.stdout + done.stderr), (line, options, done)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
 import os
+import re
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,18 +18,30 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gangline.bus.port.bus import BucketSettings, Message, NoResponders, NotPermitted
-from gangline.bus.settings.keys import KeyPair
+from gangline.bus.nats_bus import NatsBus
+from gangline.bus.port.bus import (
+    BucketSettings,
+    Message,
+    NoResponders,
+    NotPermitted,
+    RequestTimeout,
+    StorageUnavailable,
+)
+from gangline.bus.settings.keys import KeyKind, KeyPair
 from gangline.cli.app import gangline
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.submitter import job_of_key
-from gangline.schemas.errors.base import GanglineError, ServerUnreachable
+from gangline.schemas.errors.base import GanglineError, InvalidRequest, ServerUnreachable, TaskFailed, UnknownMethod
 from gangline.schemas.names import Names
-from gangline.schemas.permissions.jwt_config import claims_in
+from gangline.schemas.permissions.jwt_config import claims_in, claims_of, creds_file, encode_jwt
+from gangline.schemas.permissions.roles import Permissions, Role, permissions
+from gangline.worker.pool.pool import Pool
 
 from ..bus.conftest import collect
 from ..support.rows import case
 from ..waiting import PATIENCE_S, until, until_somebody_responds
-from .conftest import SERVERS, Site, ask, cut, jwts
+from .conftest import PASSWORD, SERVERS, Site, ask, cut, jwts
 
 pytestmark = pytest.mark.server
 
@@ -70,6 +85,32 @@ async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Sit
     assert await tenants.refused() == []
 
 
+async def test_a_tenant_that_submits_again_has_one_task_beside_that_of_another_tenant_with_its_key(
+    site_in_form,
+):
+    """The server adds the tenant to the subject, so what is stored does not look like what was sent."""
+    users = (*SERVERS, "web@shop=producer:images", "batch@lab=producer:images")
+    site: Site = site_in_form(*users)
+    async with Dispatcher(await site.bus("dispatcher")):
+        pass  # it has made the streams
+    web, operator = await site.client("web"), await site.client("operator")
+    tasks = await operator._submitter._streams.tasks()
+
+    async def stored() -> list[str]:
+        count = (await tasks.state()).messages
+        found = [await tasks.get(number) for number in range(1, count + 1)]
+        return [each.subject.rpartition("@")[2] for each in found if each is not None]
+
+    unkeyed = await web._submitter.one("images.double", [1], {}, CallOptions())
+    again = await web._submitter._stored(unkeyed.message, StorageUnavailable("no answer"))  # it was stored, though
+    assert (again.sequence, await stored()) == (unkeyed.sequence, ["shop"])
+    for user in ("web", "batch", "web", "batch"):
+        client = await site.client(user)  # each time another process, which does not know what the others sent
+        await client.options(idempotency_key="order-7").submit("images.double", 1)
+        await client.options(idempotency_key="order-7").submit("images.double", 1)
+    assert await stored() == ["shop", "shop", "lab"]
+
+
 async def test_an_idempotency_key_belongs_to_its_tenant_and_each_has_its_own_result(site_in_form):
     own = "own=producer:images"
     users = (*SERVERS, own, "web@shop=producer:images", "batch@lab=producer:images")
@@ -85,6 +126,63 @@ async def test_an_idempotency_key_belongs_to_its_tenant_and_each_has_its_own_res
     assert len(set(jobs.values())) == 3
     assert jobs["own"] == job_of_key("images.double", "order-7")
     assert await (await site.client("operator")).job(jobs["own"]).result(timeout_s=PATIENCE_S) == 2
+
+
+RELOADS = 6
+
+
+async def test_a_reload_of_the_file_with_other_accounts_delivers_each_request_once_or_says_that_nobody_answers(
+    site_of, tmp_path: Path
+):
+    """A server that gets an account in a JWT adds its new imports before it removes the old ones. A server that reads a
+    file has no imports for a moment, and keeps the connections of users that have not changed."""
+    file = tmp_path / "accounts.conf"
+    users = ("operator", "gateway", "web@shop=producer:images", "batch@lab=producer:images")
+
+    def write(*more: str) -> None:
+        file.write_text(re.sub(r"\$GANGLINE_PASSWORD_\w+", PASSWORD, cut(*users, *more)))
+
+    write()
+    site: Site = site_of(f'include "{"../" * 20}{file}"')
+    gateway, web = await site.bus("gateway"), await site.bus("web")
+    came: Counter[bytes] = Counter()
+    unanswerable: Counter[str] = Counter()
+    closed: list[str] = []
+    for bus in (gateway, web):
+        bus.on_connection(lambda event: closed.append(event.name))
+    # The gateway answers nothing, so what comes is the server's word that there are no responders.
+    await web.subscribe("_INBOX.web.*", lambda message: unanswerable.update([message.subject]))
+    await web.flush()
+    await gateway.subscribe("gangline.call.>", lambda message: came.update([message.data]), queue="gangline-gateway")
+    await gateway.flush()
+    over = asyncio.Event()
+    sent = 0
+
+    async def ask() -> None:
+        nonlocal sent
+        while not over.is_set():
+            with contextlib.suppress(GanglineError):
+                web.publish("gangline.call.images.double", str(sent).encode(), reply=f"_INBOX.web.{sent}")
+                sent += 1
+            await asyncio.sleep(0)
+
+    asking = asyncio.create_task(ask())
+    try:
+        for number in range(RELOADS):
+            more = [f"u{each}@shop=producer:images" for each in range(number % 3)]
+            write(*more, *([f"z@zoo{number}=producer:images"] if number % 2 else []))
+            assert site.server.pid is not None
+            os.kill(site.server.pid, signal.SIGHUP)
+            before = len(came)
+            await until(lambda at=number: site.server.log_tail(100_000).count("Reloaded server") > at)
+            await until(lambda enough=before + 200: len(came) > enough)
+    finally:
+        over.set()
+        await asking
+    await until(lambda: len(came) + len(unanswerable) == sent, lambda: f"{len(came)}, {len(unanswerable)}, {sent}")
+    assert sum(came.values()) == len(came) > 200 * RELOADS
+    assert sum(unanswerable.values()) == len(unanswerable)
+    assert closed == []
 
 
 def test_the_server_takes_answers_to_tenants_for_a_day(tmp_path: Path):
@@ -151,6 +249,28 @@ async def test_what_a_tenant_names_as_reply_subject_is_one_of_its_own_account(te
     assert await (await web.submit("images.double", 3)).result(PATIENCE_S) == 6
     async with operator.gang(pool="images", size=2) as gang:
         assert await gang.run("together") == [0, 1]
+
+
+async def answered(bus: NatsBus, *subjects: str) -> list[str]:
+    """Those of the subjects on which somebody answers."""
+
+    async def answers(subject: str) -> bool:
+        try:
+            await bus.request(subject, b"{}", timeout_s=1.0)
+        except (NoResponders, RequestTimeout):
+            return False
+        return True
+
+    found = await asyncio.gather(*map(answers, subjects))
+    return [subject for subject, answer in zip(subjects, found, strict=True) if answer]
+
+
+async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Site):
+    foreign = (
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS", "$JS.API.STREAM.NAMES", "$JS.API.CONSUMER.CREATE.GANGLINE_JOBS.x",
+        "gangline.worker.images.w1.drain", "gangline.gang.list", "$SRV.PING", "gangline.sched.x",
+    )  # fmt: skip
+    assert await answered(await tenants.bus("thief-shop"), *foreign) == []
 
 
 @pytest.mark.parametrize("text, why", [
@@ -290,8 +410,136 @@ async def test_requests_of_a_tenant_are_delivered_once_while_its_account_changes
     assert [number for number, times in delivered.items() if times > 1] == []
 
 
-async def test_a_tenant_cannot_read_or_close_another_ones_stream(tenants: Site):
-    web, other = await tenants.bus("web"), await tenants.bus("other")
+async def test_a_jwt_that_is_not_valid_lets_nobody_in(site_of, tmp_path):
+    site: Site = site_of(jwts(tmp_path, "operator", "web@shop=producer:images"), tmp_path)
+    accounts, creds = tmp_path / "keys" / "accounts", tmp_path / "creds"
+    shop, gangline = (KeyPair((accounts / f"{name}.nk").read_text()) for name in ("shop", "GANGLINE"))
+    own, now = KeyPair.new(KeyKind.USER), int(time.time())
+    about = {"type": "user", "version": 2, **dict.fromkeys(("subs", "data", "payload"), -1)}
+    theirs = {**about, "issuer_account": gangline.public}
+    head, claims, signature = (creds / "web.creds").read_text().split("-----\n")[1].split("\n")[0].split(".")
+    changed = claims_of((creds / "operator.creds").read_text()) | {"sub": own.public}
+    written = base64.urlsafe_b64encode(json.dumps(changed).encode()).decode().rstrip("=")
+    tokens = {
+        "good": encode_jwt(own.public, "good", shop, about, issued_at=now, expires_at=now + 3600),
+        "expired": encode_jwt(own.public, "expired", shop, about, issued_at=now - 9, expires_at=now - 1),
+        "changed": f"{head}.{written}.{signature}",
+        "unsigned": f"{head}.{claims}.",
+        "somebody elses": f"{head}.{claims}.{signature}",
+        "of a stranger": encode_jwt(own.public, "stranger", KeyPair.new(KeyKind.ACCOUNT), about, issued_at=now),
+        "of another account": encode_jwt(own.public, "shop", shop, theirs, issued_at=now),
+    }
+    for name, token in tokens.items():
+        (creds / f"{name}.creds").write_text(creds_file(token, own.seed))
+    await site.bus("good", inbox_prefix="_INBOX")
+    for name in tokens.keys() - {"good"}:
+        with pytest.raises(ServerUnreachable):
+            await site.bus(name, inbox_prefix="_INBOX")
+
+
+class Jwts:
+    """An operator, an account, and a signing key for each role, whose template all its users follow (as `nsc edit
+    signing-key --role` makes it)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._operator = KeyPair.new(KeyKind.OPERATOR)
+        self._account = KeyPair.new(KeyKind.ACCOUNT)
+        self._keys: dict[Role, KeyPair] = {}
+        self._scopes: list[dict[str, Any]] = []
+        (folder / "creds").mkdir()
+
+    def scope(self, role: Role, allowed: Permissions) -> None:
+        key = self._keys[role] = KeyPair.new(KeyKind.ACCOUNT)
+        lists = {"pub": {"allow": list(allowed.publish)}, "sub": {"allow": list(allowed.subscribe)}}
+        template = dict.fromkeys(("subs", "data", "payload"), -1) | lists
+        self._scopes.append({"kind": "user_scope", "key": key.public, "role": role.value, "template": template})
+
+    def config(self) -> str:
+        limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+        storage = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
+        rest = {"type": "account", "version": 2, "limits": {**limits, "wildcards": True}}
+        about = {**rest, "limits": {**limits, **storage, "wildcards": True}, "signing_keys": self._scopes}
+        account, system = self._account.public, KeyPair.new(KeyKind.ACCOUNT).public
+        preload = f"{account}: {self._jwt(account, 'GANGLINE', about)}, {system}: {self._jwt(system, 'SYS', rest)}"
+        root = self._jwt(self._operator.public, "O", {"type": "operator", "version": 2, "system_account": system})
+        return f"operator: {root}\nresolver: MEMORY\nresolver_preload: {{ {preload} }}\n"
+
+    def _jwt(self, subject: str, name: str, about: dict[str, Any], signer: KeyPair | None = None) -> str:
+        return encode_jwt(subject, name, signer or self._operator, about, issued_at=int(time.time()))
+
+    def user(self, name: str, role: Role, *tags: str) -> None:
+        own = KeyPair.new(KeyKind.USER)
+        about = {"type": "user", "version": 2, "issuer_account": self._account.public, "tags": list(tags)}
+        token = self._jwt(own.public, name, about, self._keys[role])
+        (self._folder / "creds" / f"{name}.creds").write_text(creds_file(token, own.seed))
+
+
+async def test_users_by_jwt_follow_the_template_of_their_role(site_of, tmp_path):
+    jwts = Jwts(tmp_path)
+    inbox = Permissions(subscribe=("_INBOX.{{name()}}.>",))
+    jwts.scope(Role.WORKER, permissions(Role.WORKER, Names(), pool="{{tag(pool)}}", worker="{{name()}}") | inbox)
+    for role in (Role.ROUTER, Role.COORDINATOR):
+        jwts.scope(role, permissions(role, Names()) | inbox)
+        jwts.user(role.value, role)
+    jwts.user("w1", Role.WORKER, "pool:images")
+    site: Site = site_of(jwts.config(), tmp_path)
+    await (await site.bus("coordinator")).bucket(Names().ledger_bucket, BucketSettings())
+    site._ledger = True
+    await site.worker("w1", user="w1")
+    assert await (await site.client("router")).call("images.double", 2) == 4
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(NotPermitted, match=r"alive\.images\.w2"):
+            await site.worker("w2", user="w1")
+
+
+# -- Python clients of tenants ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def programs(site_in_form) -> Site:
+    """Two tenants, and a worker of each of their endpoints."""
+    site: Site = site_in_form(*TENANTS)
+    await site.coordinator()
+    await site.worker("w1")
+    await site.worker("v1", pool=VIDEO)
+    await site.dispatcher()
+    await site.gateway()
+    return site
+
+
+VIDEO = Pool("video", slots=2)
+
+
+@VIDEO.task
+async def play(film: str, speed: float = 1.0) -> dict[str, Any]:
+    return {"film": film, "speed": speed, "raw": b"\x00\xff"}
+
+
+async def test_python_programs_of_tenants_call_stream_and_submit_to_their_own_endpoint(programs: Site):
+    shop, lab = await programs.client("web", gateway=True), await programs.client("other", gateway=True)
+    assert await shop.call("images.double", n=4) == 8
+    assert await lab.call("video.play", "m") == {"film": "m", "speed": 1.0, "raw": b"\x00\xff"}
+    assert [item async for item in shop.stream("images.count", 1000)] == list(range(1000))
+    large = [page async for page in shop.stream("images.pages", 7, 300_000)]
+    assert [len(page) for page in large] == [300_000] * 7
+    assert await asyncio.gather(*(shop.call("images.double", n) for n in range(50))) == [2 * n for n in range(50)]
+    job = await shop.options(events=True).submit("images.report")
+    assert await job.result(PATIENCE_S) == "done"
+    with pytest.raises(TaskFailed, match="not today"):
+        await shop.call("images.fail")
+    with pytest.raises(UnknownMethod):
+        await shop.call("images.nothing")
+    with pytest.raises(InvalidRequest, match="does not stream"):
+        _ = [item async for item in shop.stream("images.double", 1)]
+    for client, target in ((shop, "video.play"), (lab, "images.double")):
+        with pytest.raises(NotPermitted, match=target):
+            await client.call(target, 1)
+    assert [line for line in await programs.refused() if ".call." not in line] == []
+
+
+async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site):
+    web, other = await programs.bus("web"), await programs.bus("other")
     first = await ask(web, "gangline.call.images.count", {"Gangline-Stream": "3"}, n=9)
     got = first["items"]
     for body in (b"", b'{"close": true}', b'{"after": 0}'):
@@ -302,19 +550,28 @@ async def test_a_tenant_cannot_read_or_close_another_ones_stream(tenants: Site):
         answer = json.loads((await web.request(following, b"", timeout_s=PATIENCE_S)).data)
         got, following = got + answer["items"], answer["next"]
     assert got == list(range(9))
-    assert await tenants.refused() == []
+    assert await programs.refused() == []
 
 
-async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(site_in_form):
+# -- workers in an account of their own -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def gpus(site_in_form) -> Site:
+    """Two workers there, and all servers in Gangline's own account."""
     servers = (user for user in SERVERS if user != "worker")
-    gpus: Site = site_in_form(
-        *servers, "w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2", "web@shop=producer:images"
-    )
-    await gpus.coordinator()
+    workers = ("w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2")
+    tenants = ("web@shop=producer:images", "batch@shop=owner:images")
+    site: Site = site_in_form(*servers, *workers, *tenants, free={"gpus": "thief-gpus"})
+    await site.coordinator()
     for id in ("w1", "w2"):
-        await gpus.worker(id, user=id)
-    await gpus.dispatcher()
-    await gpus.gateway()
+        await site.worker(id, user=id)
+    await site.dispatcher()
+    await site.gateway()
+    return site
+
+
+async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(gpus: Site):
     web, router, operator = [await gpus.bus(user) for user in ("web", "router", "operator")]
     client = await gpus.client("router")
     assert await client.call("images.double", 1) == 2
@@ -334,3 +591,50 @@ async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(site_in
     for asker in (router, operator):
         assert "token" in await ask(asker, "gangline.worker.images.w1.reserve", slots=1)
     assert await gpus.refused() == []
+
+
+async def test_a_tenants_owner_cannot_dispatch_to_workers_of_another_account(gpus: Site):
+    """The server passes on no request through two accounts. Should it do so one day, the page is to be changed."""
+    batch = await gpus.bus("batch")
+    formed = await ask(batch, "gangline.gang.acquire", pool="images", size=2, id="mine", owner_token="s3cret")
+    seat = formed["seats"][0]
+    worker = f"gangline.worker.images.{seat['worker']}.dispatch"
+    with pytest.raises(NoResponders):
+        await ask(batch, worker, token=seat["token"], method="double", arguments=[4])
+
+
+WORKER_ATTACKS = {
+    "delete a stream by an answer": (
+        "$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER",
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
+    ),
+    "drain a worker by an answer": ("$JS.API.STREAM.INFO.KV_GANGLINE_LEDGER", "gangline.worker.images.w2.drain"),
+    "unseat the leader by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.leader"),
+    "forge a gang by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.gang.forged"),
+}
+
+
+async def test_what_a_worker_names_as_reply_subject_is_one_of_its_own_account(gpus: Site):
+    client = await gpus.client("operator")
+    ledger = await client._bus.bucket(Names().ledger_bucket, BucketSettings(), make=False)
+    leader = await ledger.get("leader")
+    thief = await gpus.bus("thief-gpus")
+    for attack, (asked, aimed_at) in WORKER_ATTACKS.items():
+        with case(attack):
+            at_home = collect()
+            await thief.subscribe(aimed_at, at_home)
+            await thief.flush()
+            thief.publish(asked, b"{}", reply=aimed_at)
+            await at_home.count(1)  # the answer came, and to nobody else
+            assert await ledger.get("gang.forged") is None and await ledger.get("leader") == leader
+            assert not (await ask(client._bus, "gangline.worker.images.w2.stats"))["load"]["draining"]
+    assert await (await client.submit("images.double", 3)).result(PATIENCE_S) == 6
+
+
+async def test_what_workers_do_not_import_does_not_exist_for_them(gpus: Site):
+    foreign = (
+        "$JS.API.STREAM.NAMES", "$JS.API.STREAM.PURGE.GANGLINE_TASKS", "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.x",
+        "$KV.GANGLINE_LEDGER.leader", "$KV.GANGLINE_LEDGER.alive.images.w3", "gangline.task.images.double",
+        "gangline.call.images.double", "gangline.gang.list",
+    )  # fmt: skip
+    assert await answered(await gpus.bus("thief-gpus"), *foreign) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 
 import pytest
 
@@ -16,12 +17,14 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.schemas.errors.base import JobDead
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.roles import INBOXES
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker, WorkerState
 
 from ..bus.conftest import collect, happens
+from ..processes import ForkServer
 from ..waiting import PATIENCE_S, until, until_read
-from .conftest import SERVERS, Site, ask, cut
+from .conftest import PASSWORD, SERVERS, Site, ask, cut
 from .pool import pool as images
 
 pytestmark = pytest.mark.server
@@ -183,6 +186,18 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
     assert await site.refused() == []
 
 
+async def test_a_second_dispatcher_takes_over_from_one_that_leaves(site: Site):
+    await site.worker()
+    first = await site.dispatcher()
+    producer = await site.client("producer")
+    assert await (await producer.submit("images.double", 1)).result(PATIENCE_S) == 2
+    second = await site.dispatcher()
+    await first.stop()
+    assert await (await producer.submit("images.double", 2)).result(PATIENCE_S) == 4
+    assert second.statistics().queues
+    assert await site.refused() == []
+
+
 async def test_coordinators_of_shards_speak_to_each_other(site: Site):
     await site.coordinator(shard="east", pools=["images"])
     await site.coordinator(shard="west", pools=["video"])
@@ -230,6 +245,38 @@ async def test_a_ledger_that_went_with_its_server_is_made_again_and_workers_wait
     assert await router.options(timeout_s=PATIENCE_S).call("images.double", 2) == 4
     # They ask, each time, and are told to wait.
     assert [line for line in await site.refused() if "STREAM.CREATE.KV_GANGLINE_LEDGER" not in line] == []
+
+
+async def test_a_router_lists_thousands_of_keys(site: Site):
+    operator = await site.bus("operator", storage_timeout_s=PATIENCE_S)
+    router = await site.bus("router", storage_timeout_s=PATIENCE_S)
+    settings, name = BucketSettings(storage=Storage.MEMORY), Names().ledger_bucket
+    written = await operator.bucket(name, settings)
+    await asyncio.gather(*(written.put(f"lease.p.w.t{number}", b"{}") for number in range(1100)))
+    assert len(await (await router.bucket(name, settings)).entries("lease.*.*.*")) == 1100
+    assert await site.refused() == []
+
+
+async def test_operators_and_probes_use_the_command_line(site: Site, forks: ForkServer):
+    await site.everything()
+
+    async def run(user: str, *command: str) -> str:
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("NATS_")},
+            "NATS_URL": site.server.url,
+            "NATS_USER": user,
+            "NATS_PASSWORD": PASSWORD,
+            "GANGLINE_INBOX_PREFIX": f"{INBOXES}.{user}",
+        }
+        arguments = ["-m", "gangline.cli", *command]
+        done = await asyncio.to_thread(forks.run, arguments, environment=environ, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "w1" in await run("operator", "workers", "--json")
+    assert await run("router", "call", "images.double", "[4]") == "8\n"
+    assert "gangline-worker" in await run("worker", "health", "--node", "w1")
+    assert await site.refused() == []
 
 
 async def test_each_role_writes_its_own_history_and_an_observer_reads_all_of_it(site_of):

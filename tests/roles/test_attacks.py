@@ -12,7 +12,7 @@ import pytest
 from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted
+from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted, Storage, StorageUnavailable
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import InvalidSettings, JobDead
 from gangline.schemas.names import Names
@@ -39,7 +39,10 @@ async def _hears(site: Site, subject: str) -> Collected[Any]:
     return heard
 
 
-@pytest.mark.parametrize("target", ["$JS.API.STREAM.PURGE.GANGLINE_TASKS", "gangline.worker.images.w2.drain"])
+@pytest.mark.parametrize(
+    "target",
+    ["$JS.API.STREAM.PURGE.GANGLINE_TASKS", "$JS.API.STREAM.DELETE.GANGLINE_TASKS", "gangline.worker.images.w2.drain"],
+)
 async def test_a_producer_cannot_have_storage_answer_to_the_api_or_to_a_worker(site_of, target):
     site: Site = site_of(cut("operator", "dispatcher", "billing=producer:invoices"))
     await site.dispatcher()
@@ -59,8 +62,30 @@ async def test_a_producer_cannot_have_storage_answer_to_the_api_or_to_a_worker(s
     assert "DIRECT.GET" in refused[0]
 
 
+async def test_a_worker_cannot_have_its_own_record_sent_to_the_api_or_to_another_worker(site_of):
+    site: Site = site_of(cut("operator", "one=worker:images.w1"))
+    operator, one = await site.bus("operator"), await site.bus("one")
+    await operator.bucket(NAMES.ledger_bucket, BucketSettings(storage=Storage.MEMORY))
+    heard = await _hears(site, "gangline.worker.images.w2.teardown")
+    own = "$KV.GANGLINE_LEDGER.alive.images.w1"
+    evil = json.dumps({"name": "EVIL", "subjects": ["_INBOX.>"]}).encode()
+    await one.request(own, evil, timeout_s=PATIENCE_S)
+    question = json.dumps({"last_by_subj": own}).encode()
+    for kind in ("DIRECT.GET", "STREAM.MSG.GET"):
+        for target in ("$JS.API.STREAM.CREATE.EVIL", "gangline.worker.images.w2.teardown"):
+            one.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
+            operator.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
+    await one.flush()
+    await operator.flush()
+    assert (await operator.api.call("STREAM.NAMES", what="look"))["streams"] == ["KV_GANGLINE_LEDGER"]
+    # What comes is the answer of the API, which is no request of a worker.
+    assert all(json.loads(message.data)["type"].startswith("io.nats.jetstream") for message in heard.items)
+
+
 HIJACKED = [
     {"subjects": ["$KV.GANGLINE_LEDGER.>", "_INBOX.>"]},
+    {"republish": {"src": "$KV.GANGLINE_LEDGER.>", "dest": "gangline.gang-talk.stolen.>"}},
+    {"sources": [{"name": "OTHER"}]},
     {"max_age": 1_000_000_000, "duplicate_window": 1_000_000_000},
 ]
 
@@ -95,6 +120,13 @@ async def _calls(site: Site) -> None:
 def _warned_of(switch: str, caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
     assert switch in warning and "as an operator" in warning
+
+
+async def test_a_worker_does_not_make_the_ledger(site: Site):
+    worker = await site.bus("worker")
+    with pytest.raises(NotPermitted, match="STREAM.CREATE"):
+        await worker.api.call("STREAM.CREATE.KV_GANGLINE_LEDGER", {"name": "KV_GANGLINE_LEDGER"}, what="be first")
+    assert len(await site.refused()) == 1
 
 
 async def test_a_worker_cannot_remove_what_others_wrote_to_the_ledger(site_of):
@@ -162,6 +194,25 @@ async def test_a_producer_of_one_endpoint_can_neither_clear_the_queue_nor_schedu
             await billing.request(subject, b"[2]", headers=SCHEDULES[0], timeout_s=PATIENCE_S)
     assert await _tasks(operator) == 1
     assert len(await site.refused()) == 2
+
+
+async def test_a_worker_cannot_remove_what_is_told_of_jobs(site_of):
+    site: Site = site_of(cut("operator", "dispatcher", "one=worker:images.w1"))
+    await site.dispatcher()
+    operator, one = await site.bus("operator"), await site.bus("one")
+    streams = TaskStreams(operator, NAMES)
+    await (await streams.jobs()).publish("gangline.job.j.state", b"{}")
+    await (await streams.dead()).publish("gangline.dead.a.b", b"{}")
+    for headers in (*ROLLUPS, *SCHEDULES):
+        answer = await one.request("gangline.job.j.progress", b"{}", headers=headers, timeout_s=PATIENCE_S)
+        assert "error" in json.loads(answer.data)
+    for stream, subject in (
+        (await streams.jobs(), "gangline.job.j.state"),
+        (await streams.dead(), "gangline.dead.a.b"),
+    ):
+        with pytest.raises(StorageUnavailable, match=str(ROLLUP_NOT_PERMITTED)):
+            await stream.publish(subject, b"", headers=ROLLUPS[0])
+        assert (await stream.state()).messages == 1
 
 
 async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):

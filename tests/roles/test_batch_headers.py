@@ -8,6 +8,7 @@ import json
 import pytest
 
 from gangline.bus.nats_bus import NatsBus
+from gangline.bus.port.bus import BucketSettings, Storage
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.names import Names
 
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.server
 
 API = "$JS.API"
 NAMES = Names()
+DISABLED = 10174
+"""The server's error number for a batch to a stream that takes none."""
 ROLES = ("operator", "router", "gateway", "dispatcher", "observer")
 USERS = (*ROLES, "coordinator", "producer=producer:invoices", "worker=worker:images.w1", "web@shop=producer:invoices")
 TARGETS = ("STREAM.PURGE.GANGLINE_TASKS", "STREAM.DELETE.GANGLINE_TASKS", "STREAM.DELETE.KV_GANGLINE_RESULTS")
@@ -66,3 +69,27 @@ async def test_a_batch_header_makes_the_server_send_no_request_for_anyone(site_o
         streams = {each["name"] for each in await streams_of(operator)}
         assert {"GANGLINE_TASKS", f"KV_{NAMES.results_bucket}"} <= streams, f"{user} had the server carry out a request"
         assert await tasks.last(NAMES.task("nowhere", "x")) is not None, f"{user} had the server carry out a request"
+
+
+async def test_a_batch_of_tasks_is_refused_with_the_servers_reason(site_of):
+    site, _ = await start(site_of)
+    producer = await site.bus("producer")
+    headers = {"Nats-Batch-Id": "one", "Nats-Batch-Sequence": "1"}
+    answer = await producer.request("gangline.task.invoices.x", b"[]", headers=headers, timeout_s=PATIENCE_S)
+    assert json.loads(answer.data)["error"]["err_code"] == DISABLED
+
+
+@pytest.mark.parametrize("name", [f"KV_{NAMES.results_bucket}", "GANGLINE_TASKS"])
+async def test_a_stream_of_an_earlier_version_that_takes_batches_is_switched_off_by_an_operator(site_of, name):
+    site = site_of(cut("operator", "dispatcher"))
+    await site.dispatcher()
+    operator = await site.bus("operator")
+    config = (await operator.api.call(f"STREAM.INFO.{name}", what="look"))["config"]
+    await operator.api.call(f"STREAM.UPDATE.{name}", {**config, "allow_atomic": True}, what="make it old")
+    opened = await site.bus("operator")
+    if name.startswith("KV_"):
+        await opened.bucket(NAMES.results_bucket, BucketSettings(storage=Storage.FILE))
+    else:
+        await TaskStreams(opened, NAMES, TaskStorage()).tasks()
+    config = (await operator.api.call(f"STREAM.INFO.{name}", what="look"))["config"]
+    assert not config.get("allow_atomic")

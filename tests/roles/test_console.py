@@ -6,8 +6,10 @@ import logging
 
 import pytest
 
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import BucketSettings, NotPermitted
 from gangline.cli.console.options import ConnectionOptions
-from gangline.schemas.names import Names
+from gangline.schemas.names import Names, Operation, WorkerId
 
 from ..console.conftest import ServedConsole
 from ..waiting import until, until_read
@@ -55,6 +57,27 @@ async def test_an_observer_sees_workers_come_change_and_go(site_of, capsys, capl
         await until(listed)
     # It tries to watch, and may not: nobody need look into that.
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_console_cannot_act_even_with_its_credentials_in_hand(site_of, capsys):
+    """Whoever breaks into a console that only shows has the user `observer`."""
+    site, served = site_of(cut(*USERS)), ServedConsole(capsys)
+    await site.everything()
+    connection = options(site, "eye")
+    async with served.open(connection) as visitor:
+        await visitor.sign_in(served.link())
+        assert "images.w1" in (await visitor.get("/api/board")).json["rows"]["workers"]
+    bus = await connect_bus(connection.settings(), name="intruder")
+    worker = WorkerId("images", "w1")
+    for operation in (Operation.DRAIN, Operation.RESIZE, Operation.RESERVE, Operation.DISPATCH, Operation.RELEASE):
+        with pytest.raises(NotPermitted):
+            for _ in range(3):  # the first one is lost silently
+                bus.publish(NAMES.worker(worker, operation), b"{}")
+                await bus.flush()
+    ledger = await bus.bucket(NAMES.ledger_bucket, BucketSettings(), make=False)
+    with pytest.raises(NotPermitted):
+        await ledger.delete(NAMES.registration_key(worker))
+    await bus.close()
 
 
 async def test_with_a_user_of_its_own_for_actions_it_acts_and_the_audit_trail_says_who_and_why(site_of, capsys):

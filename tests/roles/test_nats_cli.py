@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,59 @@ async def test_a_producer_calls_submits_and_reads_results(site: Site, cli: Cli, 
     code, printed = await cli(user, "req", "--raw", "gangline.queue.images.stats", "")
     assert (code, json.loads(printed)["endpoint"]) == (0, "images")
     assert await site.refused() == []
+
+
+@pytest.mark.parametrize("user", ["billing", pytest.param("web", marks=pytest.mark.long)])
+async def test_what_is_not_a_producers_is_refused_and_has_no_effect(site: Site, cli: Cli, user: str):
+    await site.everything()
+    operator = await site.client("operator")
+    kept = await operator.options(delay_s=3600.0).submit("images.double", 1)
+    ledger = Names().ledger_bucket
+    for arguments in (
+        ("req", "gangline.call.video.double", "[4]"),
+        ("pub", "-J", "gangline.task.video.double", "[4]"),
+        ("pub", "-J", "gangline.task.images.double.@lab", "[4]"),
+        ("req", "gangline.worker.images.w1.drain", "{}"),
+        ("req", "gangline.gang.list", "{}"),
+        ("kv", "put", ledger, "leader", "me"),
+        ("kv", "get", ledger, "leader"),
+        ("kv", "del", Names().results_bucket, "result.one", "--force"),
+        ("stream", "purge", Names().schedules_stream, "--force"),
+        ("stream", "rm", Names().tasks_stream, "--force"),
+        ("consumer", "add", Names().tasks_stream, "mine", "--pull", "--defaults"),
+    ):
+        code, printed = await cli(user, *arguments, timeout="1s")
+        refused = re.search("permissions violation|no responders", printed.lower())
+        assert code != 0 or refused, (arguments, printed)  # `nats req` ends with 0 whatever happened
+    assert (await kept.status()).state.value == "scheduled"
+    assert await cli(user, "req", "--raw", "gangline.call.images.double", "[4]") == (0, "8")
+    assert await (await operator.submit("images.double", 3)).result(PATIENCE_S) == 6
+    async with operator.gang(pool="images", size=2) as gang:
+        assert await gang.run("together") == [0, 1]
+
+
+async def test_a_tenants_priority_is_refused_and_a_producers_of_our_own_account_is_not(site: Site, cli: Cli):
+    await site.everything()
+    for user in ("billing", "web"):
+        task = ("gangline.task.images.double", "[5]", "-H", f"Gangline-Job:images.{user}", "-H", "Gangline-Priority:3")
+        assert (await cli(user, "pub", "-J", *task))[0] == 0
+    assert (await result_of(cli, "billing", "images.billing"))["result"] == 10
+    refused = await result_of(cli, "web", "images.t4-shop-web")
+    assert (refused["state"], refused["reason"], refused["error"]["code"]) == ("dead", "refused", "not_entitled")
+    assert refused["error"]["details"] == {"tenant": "shop", "quota": "priority", "limit": 0}
+
+
+async def test_a_tenants_owner_forms_a_gang_and_runs_tasks_on_it(site: Site, cli: Cli):
+    await site.everything()
+
+    async def ask(operation: str, **body: Any) -> Any:
+        code, printed = await cli("batch", "req", "--raw", f"gangline.{operation}", json.dumps(body))
+        assert code == 0, printed
+        return json.loads(printed)
+
+    gang = await ask("gang.acquire", pool="images", size=2, id="mine", owner_token="s3cret")
+    assert (gang["state"], len(gang["seats"])) == ("formed", 2)
+    seat = gang["seats"][0]
+    run = {"token": seat["token"], "method": "double", "arguments": [4]}
+    assert await ask(f"worker.images.{seat['worker']}.dispatch", **run) == 8
+    assert (await ask("gang.release", id="mine", owner_token="s3cret"))["state"] == "ended"

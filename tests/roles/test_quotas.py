@@ -50,6 +50,29 @@ async def test_a_tenant_forms_a_gang_and_runs_tasks_on_its_members_with_plain_re
     assert await lab.refused() == []
 
 
+async def test_a_second_gang_waits_and_a_third_is_refused(lab: Site):
+    batch = await lab.bus("batch")
+    fields = {"pool": "images", "size": 1, "owner_token": "s3cret", "ttl_s": 600}
+    assert (await ask(batch, "gangline.gang.acquire", id="one", **fields))["state"] == "formed"
+    assert (await ask(batch, "gangline.gang.acquire", id="two", wait=False, **fields))["state"] == "queued"
+    assert "quota gangs is 1" in (await ask(batch, "gangline.gang.why", id="two"))["lacks"][0]
+    refused = await ask(batch, "gangline.gang.acquire", pool="images", size=1)
+    assert (refused["code"], refused["details"]["quota"]) == ("quota_exceeded", "gangs_waiting")
+    await ask(batch, "gangline.gang.release", id="one", owner_token="s3cret")
+    assert (await ask(batch, "gangline.gang.acquire", pool="images", size=1, id="two", owner_token="s3cret"))[
+        "state"
+    ] == "formed"
+
+
+async def test_priority_is_a_right(lab: Site):
+    batch = await lab.bus("batch")
+    refused = await ask(batch, "gangline.gang.acquire", pool="images", size=1, priority=4)
+    assert (refused["code"], refused["details"]) == ("not_entitled", {"tenant": "lab", "quota": "priority", "limit": 3})
+    refused = await ask(batch, "gangline.gang.acquire", pool="images", size=1, preempt=True)
+    assert (refused["code"], refused["details"]["quota"]) == ("not_entitled", "preempt")
+    assert (await ask(batch, "gangline.gang.acquire", pool="images", size=1, priority=3))["state"] == "formed"
+
+
 async def test_the_server_says_who_asks_whatever_a_tenant_writes(lab: Site):
     batch = await lab.bus("batch")
     forged = {"Nats-Request-Info": json.dumps({"acc": "shop"})}
@@ -90,6 +113,9 @@ async def test_calls_of_a_tenant_use_no_more_slots_of_a_pool_than_its_quota(site
     await until(lambda: worker.statistics().load.running == 0)
 
 
+# -- submitted tasks --------------------------------------------------------------------------------------------------
+
+
 async def why_refused(client: Client, target: str, *arguments: Any, **options: Any) -> tuple[str, dict[str, Any]]:
     """Submit a task that is refused; the code and the details of its error."""
     job = await client.options(**options).submit(target, *arguments)
@@ -123,3 +149,56 @@ async def test_a_tenant_has_no_more_tasks_of_an_endpoint_than_its_quota_and_anot
     replayed = await operator.replay(letter)
     assert await web.job(replayed.id).result(PATIENCE_S) == 2
     assert await site.refused() == []
+
+
+async def test_the_bytes_of_a_tenants_tasks_are_limited(site_in_form):
+    site: Site = site_in_form(*SERVERS, *TWO)
+    await site.dispatcher("lab:queued_bytes=2000", unknown_after_s=600)
+    web, other = await site.client("web"), await site.client("other")
+    first = await web.submit("images.text", "x" * 1000)
+    code, details = await why_refused(web, "images.text", "x" * 1000)
+    assert (code, details["quota"], details["limit"]) == ("quota_exceeded", "queued_bytes", 2000)
+    assert 1000 < details["used"] < 2000
+    theirs = await other.submit("images.text", "x" * 5000)
+    assert [(await each.status()).state.value for each in (first, theirs)] == ["queued"] * 2
+
+
+async def test_priority_of_submitted_tasks_is_a_right(site_in_form):
+    site: Site = site_in_form(*SERVERS, *TWO)
+    await site.worker("w1")
+    await site.dispatcher("lab:priority=3")
+    web, other, operator = [await site.client(user) for user in ("web", "other", "operator")]
+    assert await (await web.options(priority=3).submit("images.double", 1)).result(PATIENCE_S) == 2
+    for delay in ({}, {"delay_s": 3600.0}):
+        refused = await why_refused(web, "images.double", 1, priority=4, **delay)
+        assert refused == ("not_entitled", told("priority", 3))
+    refused = await why_refused(other, "images.double", 1, priority=1)
+    assert refused == ("not_entitled", told("priority", 0, tenant="shop"))
+    assert await (await operator.options(priority=100).submit("images.double", 1)).result(PATIENCE_S) == 2
+
+
+async def test_a_tenant_gets_queues_for_endpoints_without_workers_up_to_its_quota(site_in_form):
+    site: Site = site_in_form(*SERVERS, "web@lab=producer", "other@shop=producer")
+    await site.worker("w1")
+    first = await site.dispatcher("lab:endpoints=0", unknown_after_s=0.5, look_s=0.1)
+    web, other = await site.client("web"), await site.client("other")
+    assert await why_refused(web, "nowhere.double", 1) == ("quota_exceeded", told("endpoints", 0, 0))
+    theirs = await other.submit("nowhere2.double", 1)
+    with pytest.raises(JobDead) as dead:
+        await theirs.result(PATIENCE_S)
+    assert dead.value.reason == "unknown_endpoint", "it had a queue"
+    await first.stop()
+    # On a busy machine half a second may be too short to hear of a worker.
+    await site.dispatcher("lab:endpoints=0", unknown_after_s=PATIENCE_S, look_s=0.1)
+    assert await (await web.submit("images.double", 4)).result(PATIENCE_S) == 8
+
+
+async def test_a_delayed_task_is_still_its_tenants_when_its_time_has_come(site_in_form):
+    site: Site = site_in_form(*SERVERS, "web@lab=producer:images")
+    await site.worker("w1")
+    await site.dispatcher()
+    job = await (await site.client("web")).options(delay_s=1.0).submit("images.fail")
+    with pytest.raises(JobDead):
+        await job.result(PATIENCE_S)
+    [letter] = await (await site.client("operator")).dead_letters()
+    assert (letter.reason, letter.subject) == ("failed", "gangline.task.images.fail.@lab")

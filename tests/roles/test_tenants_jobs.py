@@ -135,6 +135,18 @@ async def test_a_tenant_that_asks_what_its_job_waits_for_is_not_told_who_has_the
     assert "STREAM.INFO.KV_GANGLINE_LEDGER" in refused
 
 
+async def test_the_result_of_another_account_is_not_that_of_a_tenants_job(tenants: Site):
+    await tenants.everything()
+    users = await buses(tenants)
+    await publish(users["own"], "double", 1)
+    assert await result(users["own"], "own") == 2
+    client = await tenants.client("web")
+    with pytest.raises(UnknownJob):
+        await client.job("images.order-7").result(timeout_s=PATIENCE_S)
+    with pytest.raises(UnknownJob):
+        await client.job("images.order-7").status()
+
+
 async def test_delayed_tasks_of_the_same_id_do_not_replace_each_other(tenants: Site):
     await tenants.everything()
     users = await buses(tenants)

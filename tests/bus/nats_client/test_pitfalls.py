@@ -17,6 +17,7 @@ from gangline.bus.port.bus import (
     Conflict,
     ConnectionEvent,
     KvEntry,
+    KvOperation,
     KvWrite,
     NotPermitted,
     StorageUnavailable,
@@ -28,6 +29,8 @@ from ...waiting import PATIENCE_S, until
 from ..conftest import collect, happens, impatient
 
 pytestmark = pytest.mark.server
+
+GONE = KvOperation.DELETE
 
 
 async def answers(bus, subject="pitfall.echo"):
@@ -176,6 +179,28 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
     assert events.items == []
 
 
+async def test_7_a_watch_reports_what_changed_while_it_was_blind(proxy, bucket, other, seen):
+    for key in ("kept", "changed", "deleted", "expired"):
+        await other.put(key, b"1")
+    await bucket.watch(">", seen)
+    proxy.refusing = True
+    await happens(bucket.bus, ConnectionEvent.DISCONNECTED, proxy.cut)
+    gone = collect()
+    await other.watch("expired", gone)
+    await other.put("expired", b"1", ttl_s=1)
+    await other.put("changed", b"2")
+    await other.delete("deleted")
+    await other.put("new", b"1")
+    await gone.until(lambda entries: entries[-1].operation is GONE)
+    seen.take()
+    proxy.refusing = False
+    await seen.until(lambda entries: {entry.key for entry in entries} >= {"changed", "deleted", "new", "expired"})
+    last = {entry.key: (entry.operation, entry.value) for entry in seen.items}
+    assert last["deleted"][0] is last["expired"][0] is GONE
+    assert last["changed"][1] == b"2"
+    assert last["new"][1] == b"1"
+
+
 LIMITED = """
 accounts {
   APP { jetstream: enabled, users: [
@@ -220,6 +245,27 @@ async def test_8_a_forbidden_subject_stays_forbidden_when_one_below_it_is_publis
         bus.publish("Forbidden.Subject.below")
 
 
+async def test_8_each_subject_is_checked_once_siblings_too(bus, monkeypatch):
+    checked: list[str] = []
+    check = bus._check_subject
+    monkeypatch.setattr(bus, "_check_subject", lambda subject: (checked.append(subject), check(subject)))
+    for _ in range(3):
+        for subject in ("pitfall.one", "pitfall.two", "pitfall.three"):
+            bus.publish(subject, reply=f"{subject}.answer")
+    assert len(checked) == len(set(checked)) == 6
+
+
+async def test_8_a_forbidden_write_fails_at_once(connect_to, secured, namespace):
+    server = secured(LIMITED)
+    other = await connect_to(as_user(server.url, "all"))
+    await other.bucket(namespace, BucketSettings())
+    bus = await connect_to(as_user(server.url, "few"))
+    bucket = await bus.bucket(namespace, BucketSettings())
+    with pytest.raises(NotPermitted):
+        await bucket.put("a", b"1")
+    assert await bucket.get("a") is None
+
+
 async def test_8_a_forbidden_subscription_is_told_by_the_next_flush_and_the_rest_goes_on(connect_to, secured, caplog):
     server = secured(LIMITED)
     bus = await connect_to(as_user(server.url, "few"))
@@ -243,9 +289,13 @@ async def test_8_a_user_who_may_not_hear_answers_is_told_when_connecting(setting
     await bus.close()
 
 
-async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(connect_to, secured, namespace):
-    """Over a limit of nats-py's queues, 128 MiB, while the receiver's loop is busy sending."""
-    number, size = 2_300, 64_000
+@pytest.mark.parametrize(
+    ("number", "size"), [(2_300, 64_000), pytest.param(530_000, 270, marks=pytest.mark.long)], ids=["bytes", "messages"]
+)
+async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(
+    connect_to, secured, namespace, number, size
+):
+    """Over a limit of nats-py's queues, 128 MiB or 512 Ki messages, while the receiver's loop is busy sending."""
     server = secured('max_pending: 512MB\nwrite_deadline: "5m"')  # by itself it gives a slow receiver up at 64 MB
     one, two = await connect_to(server.url), await connect_to(server.url)
     count = 0
@@ -339,6 +389,19 @@ async def test_13_a_write_that_does_not_resume_leaves_what_the_own_lost_write_ha
     (answer,) = await bucket.write([KvWrite(key="a", value=b"2", revision=0, resumes=False)])
     assert isinstance(answer, Conflict)
     assert (await bucket.get("a")).value == b"1"
+
+
+async def test_13_a_conditional_write_lost_with_its_connection_is_recognised_too(proxy, bucket, other, seen):
+    await other.watch("a", seen)
+    proxy.hold_answers()
+    lost = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
+    await seen.count(1)
+    proxy.let_answers_pass()
+    await happens(bucket.bus, ConnectionEvent.RECONNECTED, proxy.cut)
+    with pytest.raises(Disconnected) as caught:
+        await lost
+    assert caught.value.may_have_started
+    assert await bucket.put("a", b"1", revision=0) == seen.items[0].revision
 
 
 async def test_13_a_write_of_somebody_else_is_still_a_conflict_after_a_timeout(proxy, bucket, other):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.testing.kit.judge import LAWS, SLACK_S, judge
+from gangline.testing.kit.judge import DRAIN_GRACE_S, LAWS, SLACK_S, judge
 from gangline.testing.kit.records import (
     NEVER,
     HeldGrant,
@@ -144,6 +144,9 @@ class Planted(SystemHistory):
     def dead_job(self) -> None:
         self.results["job-j1"] = ("job_dead", "crashed")
 
+    def unknown_job(self) -> None:
+        self.results.clear()
+
     def fence_that_stays(self) -> None:
         self.runs[5].fence = self.runs[4].fence
 
@@ -220,6 +223,9 @@ class Planted(SystemHistory):
     def lease_that_is_never_shown(self) -> None:
         del self.shown[0]
 
+    def sync_lease_that_is_never_shown(self) -> None:
+        del self.shown[1]
+
     def lease_that_is_shown_late(self) -> None:
         self.shown[0].seen = 31.0 + SLACK_S + 0.1
 
@@ -272,8 +278,17 @@ class Planted(SystemHistory):
     def item_that_is_left_out(self) -> None:
         self.request_of("s1").value = ["s1/0", "s1/2"]
 
+    def item_that_comes_twice(self) -> None:
+        self.request_of("s1").value = ["s1/0", "s1/1", "s1/1", "s1/2"]
+
+    def items_that_change_places(self) -> None:
+        self.request_of("s1").value = ["s1/1", "s1/0", "s1/2"]
+
     def stream_that_ends_early_and_well(self) -> None:
         self.request_of("s1").value = ["s1/0", "s1/1"]
+
+    def items_of_another_stream(self) -> None:
+        self.request_of("s2").value = ["s1/0"]
 
     def item_left_out_before_an_error(self) -> None:
         self.request_of("s2").value = ["s2/1"]
@@ -381,7 +396,7 @@ PLANTED = {
     ),
     ("every request is answered in time",): (Planted.no_answer, Planted.two_answers, Planted.late_answer),
     ("L10 durable tasks",): (
-        Planted.job_without_end, Planted.job_with_a_wrong_result, Planted.dead_job,
+        Planted.job_without_end, Planted.job_with_a_wrong_result, Planted.dead_job, Planted.unknown_job,
         Planted.fence_that_stays, Planted.job_started_while_it_runs, Planted.job_started_again_after_it_ended_well,
         Planted.job_started_after_its_result, Planted.two_jobs_of_one_submission, Planted.job_before_its_time,
     ),
@@ -396,7 +411,7 @@ PLANTED = {
         Planted.start_after_the_deadline,
     ),
     ("L6 ledger",): (
-        Planted.lease_that_is_never_shown, Planted.lease_that_is_shown_late,
+        Planted.lease_that_is_never_shown, Planted.sync_lease_that_is_never_shown, Planted.lease_that_is_shown_late,
         Planted.lease_that_is_shown_for_too_long, Planted.token_that_outlives_its_worker,
         Planted.token_that_is_never_gone,
     ),
@@ -409,8 +424,8 @@ PLANTED = {
         Planted.left_while_a_task_ran, Planted.does_not_leave,
     ),
     ("streams are whole",): (
-        Planted.item_that_is_left_out,
-        Planted.stream_that_ends_early_and_well,
+        Planted.item_that_is_left_out, Planted.item_that_comes_twice, Planted.items_that_change_places,
+        Planted.stream_that_ends_early_and_well, Planted.items_of_another_stream,
         Planted.item_left_out_before_an_error,
     ),
     ("order of ordered keys",): (
@@ -434,6 +449,9 @@ def test_every_law_is_planted_against() -> None:
     assert set().union(*PLANTED) == set(LAWS)
 
 
+# -- what is excused ------------------------------------------------------------------------------------------------
+
+
 def test_what_ran_on_when_its_process_was_frozen_does_not_count_beside_its_successor() -> None:
     history = clean()
     history.second_process_of_the_same_worker()
@@ -448,6 +466,13 @@ def test_a_process_that_was_cut_off_serves_on_until_it_reaches_storage() -> None
     assert broken(history) == set()
     for late in history.runs[-5:]:  # long after it could have reached storage
         late.began, late.ended = late.began + 10.0, late.ended + 10.0
+    assert broken(history) == {"L1 capacity"}
+
+
+def test_each_process_of_an_id_keeps_to_its_own_slots_whatever_happens_to_it() -> None:
+    history = clean()
+    history.fifth_slot()
+    history.troubles.append(Trouble(pid=W1, how="frozen", since=5.0, until=30.0))
     assert broken(history) == {"L1 capacity"}
 
 
@@ -527,6 +552,12 @@ def test_what_was_kept_on_its_way_may_start_late(pid: int) -> None:
 def test_a_holder_that_stood_still_for_a_moment_may_go_on() -> None:
     history = clean()
     history.troubles.append(Trouble(pid=CLIENT, how="frozen", since=33.0, until=33.0 + TTL_S))
+    assert broken(history) == set()
+
+
+def test_what_runs_past_the_grace_time_may_be_stopped() -> None:
+    history = clean()
+    assert history.of("d2").cancelled and history.of("d2").ended > history.lives[3].drains + DRAIN_GRACE_S
     assert broken(history) == set()
 
 

@@ -127,6 +127,21 @@ def lossy(clock: Clock) -> Book:
     return Book(lossy=True)
 
 
+def test_a_gang_that_is_granted_and_ended_as_a_whole_is_right(book: Book) -> None:
+    book.gang(GangState.QUEUED)
+    book.member("w1")
+    book.others(1)
+    book.member("w2")
+    book.gang(GangState.FORMED, "w1", "w2")
+    book.gang(GangState.TEARING_DOWN, "w1", "w2")
+    book.end("w1")
+    book.end("w2")
+    book.gang(GangState.ENDED)
+    book.others()
+    assert book.audit.broken == [] and book.audit.left() == []
+    assert book.audit.formed == {"g": {1}} and book.audit.missed == 0
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 def test_a_partial_grant_is_seen(book: Book, generation: int) -> None:
     book.member("w1", generation)
@@ -143,6 +158,12 @@ def test_members_without_a_grant_are_seen(book: Book) -> None:
     assert len(book.audit.broken) == 1 and "was not granted" in book.audit.broken[0]
 
 
+def test_a_member_too_many_is_seen(book: Book) -> None:
+    book.members()
+    book.gang(GangState.FORMED, "w1")
+    assert len(book.audit.broken) == 1
+
+
 def test_a_partial_end_is_seen(book: Book) -> None:
     book.form()
     book.gang(GangState.TEARING_DOWN, "w1", "w2")
@@ -153,12 +174,35 @@ def test_a_partial_end_is_seen(book: Book) -> None:
     assert len(book.audit.broken) == 2 and book.audit.left() == ["g"]
 
 
+def test_a_gap_in_the_revisions_is_counted(book: Book) -> None:
+    book.others(1)
+    book.lose(1)
+    book.others(1)
+    assert (book.audit.revisions, book.audit.missed) == (2, 1)
+
+
+def test_a_gang_that_is_granted_in_part_is_found(lossy: Book) -> None:
+    lossy.others()
+    lossy.member("w1")
+    lossy.gang(GangState.FORMED, "w1", "w2")
+    assert (len(lossy.audit.broken), lossy.audit.judged) == (1, 1)
+
+
 def test_a_gang_whose_records_may_have_been_missed_is_left_out(lossy: Book) -> None:
     lossy.others()
     lossy.member("w1")
     lossy.lose(1)
     lossy.gang(GangState.FORMED, "w1", "w2")
     assert (lossy.audit.broken, lossy.audit.gaps, lossy.audit.left_out) == ([], 1, 1)
+
+
+def test_a_gang_that_comes_after_a_gap_is_judged(lossy: Book) -> None:
+    lossy.others()
+    lossy.lose(3)
+    lossy.others()
+    lossy.member("w1")
+    lossy.gang(GangState.FORMED, "w1", "w2")
+    assert (len(lossy.audit.broken), lossy.audit.judged) == (1, 1)
 
 
 def test_one_leader_after_the_other_is_no_breach(lossy: Book) -> None:
@@ -173,6 +217,14 @@ def test_two_that_lead_in_a_term_or_out_of_order_are_found(lossy: Book, second: 
     lossy.leads("k1", 5)
     lossy.leads(*second)
     assert len(lossy.audit.deposed) == 1
+
+
+def test_a_gang_that_goes_on_in_the_next_generation_is_no_breach(lossy: Book) -> None:
+    for generation in (1, 2):
+        for state in (GangState.QUEUED, GangState.FORMED, GangState.RETIRING, GangState.TEARING_DOWN):
+            lossy.gang(state, generation=generation)
+    lossy.gang(GangState.ENDED, generation=2)
+    assert lossy.audit.deposed == []
 
 
 @pytest.mark.parametrize("state", [GangState.QUEUED, GangState.FORMED, GangState.RETIRING])
@@ -236,6 +288,14 @@ def test_a_change_that_was_not_announced_is_found(book: Book, forget: int, findi
     assert finding in book.audit.announced(book.events)[0]
 
 
+def test_an_announced_change_that_never_was_is_found(book: Book) -> None:
+    book.whole()
+    book.events.append(GangEvent(kind=GangEventKind.FORMED, gang="g", generation=3, size=2))
+    assert book.audit.announced(book.events) == [
+        "gang g: generation 3 was formed, but by the ledger or by an event only"
+    ]
+
+
 def test_a_generation_that_was_formed_twice_is_found(book: Book) -> None:
     book.form()
     book.gang(GangState.FORMED, "w1", "w2")
@@ -253,6 +313,14 @@ def test_a_gang_that_never_ended_is_found(book: Book) -> None:
     ]
 
 
+def test_two_teardowns_of_one_generation_are_found(book: Book) -> None:
+    book.form()
+    book.close()
+    book.close()
+    book.gang(GangState.ENDED)
+    assert book.audit.announced(book.events) == ["gang g: generation 1 was torn down 2 times"]
+
+
 def test_members_that_were_not_granted_in_one_batch_are_found(book: Book) -> None:
     book.member("w1")
     book.gang(GangState.QUEUED, gang="h")
@@ -265,6 +333,12 @@ def test_a_member_that_goes_while_its_gang_stands_is_found(book: Book) -> None:
     book.form()
     book.end("w1")
     assert book.audit.broken == ["L7 at revision 4: g is formed, and its member on train.w1 has gone"]
+
+
+def test_a_gang_that_ended_with_members_is_found(book: Book) -> None:
+    book.form()
+    book.gang(GangState.ENDED)
+    assert len(book.audit.broken) == 1 and "is ended and has members" in book.audit.broken[0]
 
 
 @pytest.mark.parametrize("generation", [2, 3])

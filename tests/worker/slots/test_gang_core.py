@@ -97,9 +97,6 @@ class GangSlots:
     def keep(self, gang: str, slots: int, keep_s: float = 5.0) -> int:
         return self.gangs.keep(gang, slots, keep_s, self.now)
 
-    def ping(self, gangs: dict[str, int]) -> tuple[dict[str, int], list[Any]]:
-        return self.gangs.ping(gangs, self.now)
-
     def sublease(self, seat: str, slots: int = 1, *, single_use: bool = True, rid: int | None = None) -> Any:
         self.tasks += 1
         self.tokens += 1
@@ -156,16 +153,6 @@ def seats_of(hold: TentativeHold) -> list[Seat]:
 # -- holds -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_takes_all_seats_or_none():
-    slots = GangSlots(total=4)
-    assert slots.hold(slots=(2, 3)) is Refusal.TOO_LARGE
-    slots.run(None)
-    assert slots.hold(slots=(2, 2), attempt=2) is Refusal.FULL
-    assert slots.load == (1, 0)
-    slots.held(slots=(2, 1), attempt=3)
-    assert slots.load == (1, 3)
-
-
 def test_the_same_attempt_gets_the_same_answer():
     slots = GangSlots(total=1)
     hold = slots.held()
@@ -177,13 +164,6 @@ def test_the_same_attempt_gets_the_same_answer():
     assert slots.load == (0, 0)
 
 
-def test_the_same_attempt_gets_the_same_answer_when_it_has_formed(slots: GangSlots):
-    hold = slots.gang()
-    assert slots.hold() is hold
-    assert slots.hold(attempt=2) is Refusal.EXPIRED
-    assert slots.load == (0, 1)
-
-
 def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_never_the_other_way_about(slots: GangSlots):
     slots.held(attempt=1, slots=(2,))
     second = slots.held(attempt=2, slots=(3,))
@@ -193,73 +173,7 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_never_the_other_w
     assert slots.hold(attempt=2, slots=(3,)) is second
 
 
-def test_an_unhold_that_overtakes_its_hold_leaves_a_mark(slots: GangSlots):
-    assert not slots.unhold("g", 1, 4)
-    assert slots.hold(attempt=3) is Refusal.EXPIRED
-    assert slots.hold(attempt=4) is Refusal.EXPIRED
-    slots.held(attempt=5)
-
-
-def test_nothing_starts_on_a_held_seat(slots: GangSlots):
-    hold = slots.held()
-    assert slots.start(hold.tokens[0]) is Refusal.FULL, "as if full: the commit may have come a moment ago"
-    assert slots.start("t99") is Refusal.UNKNOWN_TOKEN
-
-
-def test_time_alone_does_not_free_a_hold(slots: GangSlots):
-    hold = slots.held()
-    assert slots.gangs.next_at() == 2.0
-    slots.now = 2.0
-    assert slots.gangs.take_due(slots.now) == ([hold], [], [])
-    assert slots.gangs.take_due(99.0) == ([], [], []), "named once"
-    assert slots.load == (0, 1)
-    assert slots.hold() is hold, "with the registration's revision as it was first answered"
-    slots.gangs.free(hold, slots.now)
-    assert slots.load == (0, 0)
-    assert slots.hold() is Refusal.EXPIRED
-
-
-def test_a_hold_that_is_looked_up_can_still_form(slots: GangSlots):
-    hold = slots.held()
-    slots.gangs.take_due(2.0)
-    slots.formed(hold)
-    slots.gangs.free(hold, 2.0)
-    assert slots.load == (0, 1), "free comes too late"
-
-
 # -- members -----------------------------------------------------------------------------------------------------------
-
-
-def test_seats_can_be_used_again_and_again_and_do_not_expire(slots: GangSlots):
-    hold = slots.gang(slots=(2,))
-    (token,) = hold.tokens
-    for _ in range(3):
-        slots.now += 1000.0
-        slots.core.expire(slots.now)
-        first, second = slots.run(token), slots.run(token)
-        assert slots.start(token) is Refusal.LEASE_BUSY
-        slots.end(first)
-        slots.end(second)
-    assert first.lease is not None and first.lease.fence == 9
-    assert slots.load == (0, 2)
-
-
-def test_nobody_releases_or_renews_a_seat_by_its_token(slots: GangSlots):
-    (token,) = slots.gang().tokens
-    sender = slots.core.sender("s", 0.0)
-    assert not slots.core.release(sender, None, token, slots.now)
-    assert slots.core.renew(token, 0.5, slots.now) == 10.0
-    slots.now = 60.0
-    slots.core.expire(slots.now)
-    slots.run(token)
-
-
-def test_form_is_idempotent(slots: GangSlots):
-    hold = slots.held()
-    first = slots.formed(hold)
-    again = slots.formed(hold)
-    assert first.started and first.new
-    assert again.member is first.member and not again.started and not again.new
 
 
 def test_form_is_refused_for_what_is_not_held_is_of_another_epoch_or_is_not_ours(slots: GangSlots):
@@ -305,81 +219,7 @@ def test_a_seat_that_the_next_generation_does_not_name_leaves(slots: GangSlots):
     assert slots.load == (0, 1)
 
 
-def test_a_ping_renews_what_it_names_and_tells_what_is_missing(slots: GangSlots):
-    slots.gang("a")
-    slots.gang("b")
-    slots.held("c")
-    slots.now = 7.0
-    missing, unnamed = slots.ping({"a": 1, "b": 2, "c": 1, "d": 1})
-    assert missing == {"b": 2, "d": 1}, "c is held: its form is on the way"
-    assert unnamed == []
-    assert slots.gangs.members["a"].look_at == 17.0
-    assert slots.gangs.members["b"].look_at == 10.0
-    _, unnamed = slots.ping({"a": 1})
-    assert [member.gang for member in unnamed] == ["b"]
-
-
-def test_a_member_that_hears_nothing_is_looked_up_and_is_alone_after_twice_its_time_to_live(slots: GangSlots):
-    slots.gang()
-    member = slots.gangs.members["g"]
-    assert slots.gangs.take_due(9.9)[1] == []
-    assert slots.gangs.take_due(10.0)[1] == [member]
-    assert slots.gangs.take_due(11.0)[1] == [], "while it is being looked up"
-    slots.gangs.ping({"g": 1}, 11.0)
-    assert member.look_at == NEVER and member.alone_at == 31.0
-    slots.gangs.look_again(member, 12.0)
-    assert slots.gangs.next_at() == 12.0
-    slots.gangs.proven(member, 12.0)
-    assert (member.look_at, member.alone_at) == (22.0, 32.0)
-
-
 # -- the end -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_teardown_is_complete_when_the_last_task_has_ended(slots: GangSlots):
-    hold = slots.gang(slots=(1, 2))
-    records = [slots.run(token) for token in hold.tokens]
-    (leaving,) = slots.teardown()
-    assert slots.load == (2, 0), "the idle slot came back at once"
-    assert slots.teardown() == [leaving], "asked again, it waits for the same"
-    slots.end(records[0])
-    assert slots.gangs.take_stopped() == []
-    slots.end(records[1])
-    assert slots.gangs.take_stopped() == [leaving]
-    assert slots.teardown() == []
-    assert slots.start(hold.tokens[0]) is Refusal.GANG_OVER
-
-
-def test_idle_slots_wait_for_the_hooks_of_their_seat(slots: GangSlots):
-    slots.gangs.lingers = True
-    slots.gang(slots=(2,))
-    (leaving,) = slots.teardown()
-    leaving.hooks = 1
-    assert slots.load == (0, 2) and slots.gangs.take_stopped() == []
-    assert not slots.core.at_rest
-    leaving.hooks = 0
-    assert slots.gangs.take_stopped() == [leaving]
-    assert slots.load == (0, 0) and slots.core.at_rest
-
-
-def test_a_generation_that_was_torn_down_does_not_come_back(slots: GangSlots):
-    hold = slots.gang(generation=2)
-    slots.teardown(generation=2)
-    assert "torn down" in slots.form(hold)
-    assert slots.hold(generation=2, attempt=9) is Refusal.EXPIRED
-    assert slots.hold(generation=1, attempt=9) is Refusal.EXPIRED
-    slots.gang(generation=3, attempt=10)
-
-
-def test_a_teardown_that_overtakes_its_hold_leaves_a_mark(slots: GangSlots):
-    assert slots.teardown() == []
-    assert slots.hold() is Refusal.EXPIRED
-
-
-def test_a_teardown_of_an_older_generation_does_not_touch_a_newer_one(slots: GangSlots):
-    hold = slots.gang(generation=2)
-    assert slots.teardown(generation=1) == []
-    slots.run(hold.tokens[0])
 
 
 def test_a_teardown_ends_holds_of_its_generation(slots: GangSlots):
@@ -396,63 +236,6 @@ def test_seats_that_are_lost_before_they_formed_are_freed(slots: GangSlots):
     assert slots.load == (0, 1)
     assert "rank 1" in slots.form(hold, seats=[first, second])
     slots.formed(hold, seats=[first])
-
-
-def test_the_grace_is_over_once(slots: GangSlots):
-    (token,) = slots.gang().tokens
-    slots.run(token)
-    (leaving,) = slots.teardown()
-    assert slots.gangs.next_at() == 1.0
-    assert slots.gangs.take_due(1.0)[2] == [leaving]
-    assert slots.gangs.take_due(2.0)[2] == []
-    assert slots.load == (1, 0), "code that does not stop keeps its slot"
-
-
-def test_a_new_epoch_ends_holds_and_members_and_tasks_run_on_until_the_teardown(slots: GangSlots):
-    hold = slots.gang()
-    slots.held("other", attempt=2)
-    slots.keep("third", 2, 1.0)
-    record = slots.run(hold.tokens[0])
-    slots.core.new_epoch(EPOCH + 1, slots.now)
-    assert slots.load == (1, 0)
-    (voided,) = slots.gangs.take_voided()
-    assert voided.gang == "g" and slots.gangs.take_voided() == []
-    assert slots.ping({"g": 1})[0] == {"g": 1}
-    assert slots.form(hold) == "the worker has a new epoch"
-    (leaving,) = slots.teardown()
-    assert not leaving.stopped
-    slots.end(record)
-    assert slots.gangs.take_stopped() == [leaving]
-    assert slots.load == (0, 0)
-
-
-# -- draining ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_draining_worker_holds_nothing_new_and_honours_its_gangs_until_the_grace_ends(slots: GangSlots):
-    hold, pending = slots.gang("a"), slots.held("b", attempt=2)
-    slots.keep("c", 1, 9.0)
-    slots.core.drain(30.0, slots.now)
-    assert slots.hold("d", attempt=3) is Refusal.DRAINING
-    assert slots.keep("c", 1, 9.0) == 0
-    assert slots.gangs.take_due(slots.now)[0] == [pending], "looked up now: the registration is written anew anyway"
-    slots.formed(pending)
-    slots.now = 29.0
-    slots.end(slots.run(hold.tokens[0]))
-    assert not slots.core.at_rest
-    slots.now = 30.0
-    slots.core.expire(slots.now)
-    assert {leaving.gang for leaving in slots.gangs.take_cut(slots.now)} == {"a", "b"}
-    assert slots.start(pending.tokens[0]) is Refusal.LEASE_EXPIRED
-    assert len(slots.gangs.take_stopped()) == 2
-    assert slots.load == (0, 0) and slots.core.at_rest
-
-
-def test_a_hold_is_not_rest(slots: GangSlots):
-    hold = slots.held()
-    assert not slots.core.at_rest
-    slots.gangs.forsake(slots.now)
-    assert slots.core.at_rest and slots.hold() is Refusal.EXPIRED and hold.tokens
 
 
 # -- slots set aside ---------------------------------------------------------------------------------------------------
@@ -546,42 +329,7 @@ def test_operators_see_what_is_held_for_whom():
     ]
 
 
-@in_rows("what", ["hold", "member", "leaving"])
-def test_check_finds_what_is_wrong(what):
-    slots = GangSlots()
-    slots.gang("a")
-    hold = slots.held("b", attempt=2)
-    slots.gang("c", attempt=3)
-    if what == "hold":
-        slots.core._leases.living[hold.tokens[0]] = hold.seats[0].lease
-    elif what == "member":
-        del slots.gangs.members["a"]
-    else:
-        slots.gangs.leaving.append(slots.gangs.stop(slots.gangs.members["c"], "over", 1.0, 0.0))
-        slots.gangs.leaving[-1].seats[0].lease.ended = None
-    with pytest.raises(AssertionError):
-        slots.core.check()
-
-
 # -- subleases ---------------------------------------------------------------------------------------------------------
-
-
-def test_slots_of_a_seat_can_be_held_by_a_token_of_their_own_and_nobody_else_gets_them():
-    slots = GangSlots(total=4)
-    (token,) = slots.gang(slots=(2,)).tokens
-    first, second = slots.sublease(token), slots.sublease(token, single_use=False)
-    assert slots.load == (0, 2), "they are the seat's"
-    assert slots.sublease(token) is Refusal.FULL
-    assert slots.start(token) is Refusal.LEASE_BUSY
-    once, often = slots.run(first.token), slots.run(second.token)
-    assert slots.load == (2, 0) and once.fence == often.fence == 9, "the gang's own"
-    assert slots.start(first.token) is Refusal.LEASE_USED
-    assert slots.start(second.token) is Refusal.LEASE_BUSY
-    slots.end(once)
-    slots.end(often)
-    assert slots.load == (0, 2)
-    slots.run(token)
-    slots.run(second.token)
 
 
 def test_what_is_held_of_a_seat_comes_back_to_it_released_or_expired_or_used():

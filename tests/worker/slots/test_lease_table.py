@@ -35,25 +35,6 @@ def leases() -> Iterator[Leases]:
     yield leases
 
 
-def test_an_unclaimed_lease_ends_after_its_claim_timeout(leases: Leases):
-    leases.grant(now=5.0)
-    assert leases.table.next_at() == 7.0
-    assert leases.table.expire(6.9) == 0
-    assert leases.table.expire(7.0) == 1
-    assert leases.limiter.free == 4
-    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.EXPIRE]
-    assert leases.table.find("t", 7.0) is Refusal.LEASE_EXPIRED
-
-
-def test_a_claimed_lease_ends_its_time_to_live_after_its_last_use(leases: Leases):
-    lease = leases.grant()
-    assert leases.table.use(lease, "task", 1, 11.0, 1.0) is None
-    leases.table.give_back(lease, "task")
-    assert leases.table.expire(10.9) == 0
-    assert leases.table.expire(11.0) == 1
-    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE]
-
-
 def test_uses_of_one_moment_are_one_use(leases: Leases):
     lease = leases.grant(slots=3)
     for task in ("a", "b", "c"):
@@ -87,21 +68,6 @@ def test_a_single_use_lease_ends_even_with_a_task_that_is_too_big_for_it(leases:
     assert leases.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
     assert leases.limiter.free == 4
     assert leases.table.find("t", 1.0) is Refusal.LEASE_USED
-
-
-def test_a_multi_use_lease_survives_a_task_that_is_too_big_for_it(leases: Leases):
-    lease = leases.grant()
-    assert leases.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
-    assert leases.table.find("t", 1.0) is lease
-
-
-def test_slots_of_a_lease_that_ends_come_back_as_its_tasks_end(leases: Leases):
-    lease = leases.grant(slots=3)
-    leases.table.use(lease, "a", 1, 9.0, 0.0)
-    leases.table.end(lease, LeaseTransition.RELEASE, 1.0)
-    assert (leases.limiter.running, leases.limiter.free) == (1, 3)
-    leases.table.give_back(lease, "a")
-    assert leases.limiter.free == 4
 
 
 def test_each_end_is_told_to_later_users():
@@ -140,11 +106,3 @@ def test_a_token_is_never_granted_twice(leases: Leases):
     leases.table.end(lease, LeaseTransition.RELEASE, 0.0)
     with pytest.raises(ValueError, match="never reused"):
         leases.grant()
-
-
-def test_a_grant_without_room_changes_nothing():
-    leases = Leases(slots=1)
-    lease = GrantedLease("big", slots=2, ttl_s=1.0, claim_s=1.0, single_use=False, owner="", fence=1, now=0.0)
-    assert not leases.table.grant(lease)
-    assert leases.changes() == []
-    assert leases.table.next_at() is None

@@ -9,30 +9,6 @@ from gangline.worker.slots.limiter import LimiterError, SlotLimiter
 from ...support.rows import in_rows
 
 
-def test_slots_are_taken_all_or_none():
-    limiter = SlotLimiter(3)
-    assert (limiter.free, limiter.running, limiter.reserved) == (3, 0, 0)
-    assert limiter.reserve_nowait("lease", 2)
-    assert not limiter.run_nowait("task", 2)
-    assert limiter.held("task") == (0, 0)
-    assert limiter.run_nowait("task", 1)
-    assert not limiter.reserve_nowait("other")
-    assert limiter.free == 0
-    limiter.check()
-
-
-def test_a_reserved_slot_becomes_a_running_one_without_being_free_in_between():
-    limiter = SlotLimiter(1)
-    limiter.reserve_nowait("lease")
-    limiter.start("lease", "task")
-    assert (limiter.reserved, limiter.running, limiter.free) == (0, 1, 0)
-    assert limiter.finish("task", "lease") == 1
-    assert (limiter.reserved, limiter.running, limiter.free) == (1, 0, 0)
-    assert limiter.release("lease") == 1
-    assert limiter.free == 1
-    limiter.check()
-
-
 def test_a_task_may_cost_several_slots_of_its_lease():
     limiter = SlotLimiter(5)
     limiter.reserve_nowait("lease", 4)
@@ -65,17 +41,6 @@ def test_a_borrower_cannot_acquire_twice():
     with pytest.raises(LimiterError, match="already runs"):
         limiter.start("lease", "task")
     limiter.check()
-
-
-def test_releasing_a_lease_leaves_the_slots_of_its_tasks_with_them():
-    limiter = SlotLimiter(3)
-    limiter.reserve_nowait("lease", 3)
-    limiter.start("lease", "task", 1)
-    assert limiter.release("lease") == 2
-    assert limiter.release("lease") == 0
-    assert (limiter.running, limiter.free) == (1, 2)
-    assert limiter.finish("task") == 1
-    assert limiter.free == 3
 
 
 def test_resizing_down_takes_nothing_away_and_grants_nothing_until_all_fits_and_up_grants_at_once():
@@ -125,11 +90,3 @@ def test_a_total_out_of_bounds_is_refused(total):
     with pytest.raises(ValueError, match="total must be"):
         limiter.resize(total)
     assert limiter.total == 1
-
-
-def test_check_notices_books_that_do_not_balance():
-    limiter = SlotLimiter(2)
-    limiter.run_nowait("task")
-    limiter.running = 0
-    with pytest.raises(AssertionError):
-        limiter.check()

@@ -17,18 +17,6 @@ def memory(keep: int = 100, keep_bytes: int = 1000, keep_s: float = 10.0) -> Req
     return RequestDedup(keep=keep, keep_bytes=keep_bytes, keep_s=keep_s)
 
 
-def test_answers_are_kept_for_their_time():
-    mind = memory()
-    sender = mind.sender("r1", 0.0)
-    mind.note_done(sender, 7, b"answer", 0.0)
-    mind.sweep(9.9)
-    assert sender.done == {7: b"answer"}
-    mind.sweep(10.0)
-    assert sender.done == {}
-    assert sender.floor == 7
-    mind.check()
-
-
 def test_too_many_answers_push_out_the_oldest_and_raise_the_floor():
     mind = memory(keep=3)
     sender = mind.sender("r1", 0.0)
@@ -56,14 +44,6 @@ def test_an_answer_over_all_bounds_is_forgotten_but_not_its_id():
     mind.note_done(sender, 1, b"x" * 11, 0.0)
     assert sender.done == {}
     assert sender.floor == 1
-
-
-def test_senders_do_not_share_ids():
-    mind = memory()
-    one, two = mind.sender("r1", 0.0), mind.sender("r2", 0.0)
-    mind.note_done(one, 1, b"x", 0.0)
-    assert 1 not in two.done
-    assert mind.sender("r1", 1.0) is one
 
 
 def test_silent_senders_are_forgotten_late_and_those_with_traces_never():

@@ -14,17 +14,6 @@ class Item:
         self.queued_at = NEVER
 
 
-def heap_of(*items: Item) -> DeadlineHeap[Item]:
-    heap: DeadlineHeap[Item] = DeadlineHeap()
-    for item in items:
-        heap.push(item)
-    return heap
-
-
-def test_an_item_without_a_deadline_is_not_kept():
-    assert len(heap_of(Item(NEVER))) == 0
-
-
 def test_what_is_over_before_anybody_looks_is_gone_at_the_first_look_and_may_come_again():
     heap: DeadlineHeap[Item] = DeadlineHeap()
     items = [Item(1.0 + number) for number in range(1000)]
@@ -61,18 +50,6 @@ def test_dead_entries_do_not_pile_up():
         item.due_at = NEVER
         heap.compact(0)
     assert len(heap) <= 65
-
-
-def test_an_item_dropped_by_compaction_can_be_pushed_again():
-    heap: DeadlineHeap[Item] = DeadlineHeap()
-    items = [Item(10.0) for _ in range(200)]
-    for item in items:
-        heap.push(item)
-        item.due_at = NEVER
-    heap.compact(0)
-    items[0].due_at = 20.0
-    heap.push(items[0])
-    assert heap.pop_due(20) == [items[0]]
 
 
 @given(

@@ -27,40 +27,6 @@ def test_leadership_lost_drops_everything_and_only_stops():
     world.core.check()
 
 
-def test_gangs_go_on_undisturbed_under_a_new_leader():
-    world = world_of(1, 1)
-    world.acquire("a", 2, flush=True)
-    before = world.core.get("a")
-    world.elect()
-    world.advance(5.0)
-    after = world.core.get("a")
-    assert (after.generation, after.fence, after.seats) == (before.generation, before.fence, before.seats)
-    assert "torn_down" not in world.kinds("a")
-    assert (after.created_at, after.formed_at) == (before.created_at, before.formed_at) != (0.0, 0.0)
-
-
-def test_a_worker_that_died_while_nobody_led_is_found_by_the_new_leader():
-    world = world_of(1, 1, 1)
-    world.acquire("a", 2, flush=True)
-    holder = world.holder()
-    world.crash(holder)
-    world.elect()
-    world.advance(2.0)
-    assert world.core.get("a").generation == 2
-    assert len(world.ledger.members()) == 2
-
-
-def test_a_half_torn_gang_is_torn_down_to_its_end():
-    world = world_of(1, 1)
-    world.acquire("a", 2, flush=True)
-    world.release("a")
-    world.deliver()
-    assert world.ledger.gangs()["a"].state is GangState.TEARING_DOWN
-    world.elect(flush=True)
-    assert world.states() == {}
-    assert all(not worker.members for worker in world.workers.values())
-
-
 def leak(world: World, gang: str, worker: str) -> str:
     key = Names.member_key(WorkerId("p", worker), gang)
     seat = HeldSeat(rank=0, token="leaked")

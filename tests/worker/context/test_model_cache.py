@@ -84,16 +84,6 @@ async def test_the_model_that_was_idle_longest_makes_room():
     assert models.most_in_memory == 2
 
 
-async def test_a_model_in_use_is_not_unloaded_and_who_needs_room_waits(models: Models):
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    first = asyncio.create_task(models.task("a", work_s=10))
-    await asyncio.sleep(2)
-    assert await models.task("b") == "B"
-    assert loop.time() == pytest.approx(began + 13)  # load 1, work 10, unload 1, load 1
-    assert await first == "A"
-
-
 async def test_a_busy_model_does_not_starve_the_others(models: Models):
     finished: list[str] = []
 
@@ -121,15 +111,6 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_and_tried_again_by_the_
     assert models.loads == ["a", "a"]
 
 
-async def test_a_load_that_fails_makes_room_for_who_waits(models: Models):
-    models.failing.add("a")
-    failing = asyncio.create_task(models.task("a"))
-    await asyncio.sleep(0)
-    assert await models.task("b") == "B"
-    with pytest.raises(OSError, match="no a"):
-        await failing
-
-
 async def test_cancelling_one_who_waits_for_a_load_leaves_it_to_the_others(models: Models):
     first, second = (asyncio.create_task(models.task("a")) for _ in range(2))
     await asyncio.sleep(0.5)
@@ -146,37 +127,6 @@ async def test_a_load_that_nobody_waits_for_any_more_still_ends_and_is_used_late
     assert models.cache.loaded == ("a",)
     assert await models.task("a") == "A"
     assert models.loads == ["a"]
-
-
-async def test_a_load_that_nobody_waits_for_any_more_makes_room_when_it_ends(models: Models):
-    task = asyncio.create_task(models.task("a"))
-    await asyncio.sleep(0.5)
-    task.cancel()
-    assert await models.task("b") == "B"
-
-
-@in_rows("waiting", [1, 2, 3])
-async def test_cancelling_one_who_waits_for_room_lets_the_next_have_it(waiting):
-    models = Models(1)
-    busy = asyncio.create_task(models.task("a", work_s=10))
-    await asyncio.sleep(2)
-    queue = [asyncio.create_task(models.task(f"b{i}")) for i in range(waiting)]
-    last = asyncio.create_task(models.task("c"))
-    await asyncio.sleep(1)
-    for task in queue:
-        task.cancel()
-    assert await last == "C"
-    await busy
-    assert models.loads == ["a", "c"]
-
-
-async def test_a_cancel_at_the_moment_of_being_served_loses_no_room(models: Models):
-    busy = asyncio.create_task(models.task("a", work_s=10))
-    await asyncio.sleep(2)
-    waiter = asyncio.create_task(models.task("b"))
-    await busy
-    waiter.cancel()  # woken, but not yet run
-    assert await models.task("c") == "C"
 
 
 @in_rows("seed", range(repetitions(4, whole=40)))

@@ -14,7 +14,7 @@ from gangline.bus.port.bus import Bus, ConnectionEvent
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import CollectiveSession, CollectiveSessions
-from gangline.worker.gangs.collectives_core import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
+from gangline.worker.gangs.collectives_core import MAX_VALUE_BYTES
 from gangline.worker.gangs.shared_run import SharedRuns
 
 pytestmark = pytest.mark.server
@@ -96,12 +96,3 @@ async def test_gangs_with_the_same_workers_share_what_the_server_keeps_for_them(
                 group.create_task(gather(talks, MAX_VALUE_BYTES - MSGPACK_BYTES))
             for talks in gangs[2:]:
                 group.create_task(broadcast(talks, MAX_VALUE_BYTES - MSGPACK_BYTES, 3))
-
-
-@pytest.mark.long
-async def test_a_gang_of_256_on_8_workers_uses_the_limits():
-    async with fleet(8, max_pending="8MB") as made:
-        talks = made.gang("g", 256)
-        await gather(talks, MAX_TOTAL_BYTES // 256 - MSGPACK_BYTES)
-        for root in (0, 5):
-            await broadcast(talks, MAX_VALUE_BYTES - MSGPACK_BYTES, root)

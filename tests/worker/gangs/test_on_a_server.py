@@ -11,14 +11,11 @@ from typing import cast
 
 import pytest
 
-from gangline.bus.port.bus import Conflict
 from gangline.schemas.wire.frames import AnswerOp
 
-from ...scale import repetitions
 from ...support.worker.gang_rig import Leader
 from ...support.worker.on_server import WorkerOnServer
 from ...support.worker.rig import task
-from ...waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -53,29 +50,6 @@ def real(nats_url: str, namespace: str, samples: ModuleType) -> Start:
             yield rig
 
     return start
-
-
-async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(real: Start):
-    """Either the batch is refused and the slots are free, or it is in the ledger and the member has formed."""
-    async with real() as rig:
-        outcomes = set()
-        rounds = repetitions(6, whole=20)
-        for number in range(rounds):
-            gang = f"g{number}"
-            held = await rig.leader.hold(gang, hold_s=0.05)
-            await asyncio.sleep(0.04 + 0.02 * number / rounds)
-            try:
-                await rig.leader.commit(rig.leader.seats(held), held, gang)
-            except Conflict:
-                await rig.until_load(0, 0)
-                assert await rig.leader.ping(**{gang: 1}) == {gang: 1}
-                outcomes.add("refused")
-            else:
-                await until(lambda gang=gang: gang in rig.worker.core.gangs.members)  # type: ignore[misc]
-                assert rig.load == (0, 1)
-                assert (await rig.leader.teardown(gang))["stopped"]
-                outcomes.add("granted")
-        assert outcomes, "nothing was tried"
 
 
 async def test_threads_and_their_own_loops_make_collective_calls(real: Start):

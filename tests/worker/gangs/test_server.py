@@ -193,11 +193,6 @@ def seeing_pool(_gates: Gates) -> Pool:
         }
 
     @pool.task
-    async def gather(value: int) -> list[int]:
-        await current_task().gang.barrier()
-        return await current_task().gang.all_gather(value)
-
-    @pool.task
     async def meet() -> None:
         await current_task().gang.barrier()
 
@@ -250,15 +245,6 @@ async def test_a_task_knows_its_gang(rig: Rig, leader: Leader):
 
 
 @on_rig(pool=seeing_pool)
-async def test_members_meet_and_gather(rig: Rig, leader: Leader):
-    seats = await leader.gang(ranks=3)
-    for seat in seats:
-        rig.hand.send(task(seat.rank, "gather", [seat.rank * 10], token=seat.token, meta={"run": 1}))
-    for seat in seats:
-        assert (await rig.hand.answer(seat.rank))[::2] == [OK, [0, 10, 20]]
-
-
-@on_rig(pool=seeing_pool)
 async def test_a_rank_that_returns_without_a_call_is_named_to_those_who_wait_in_it(rig: Rig, leader: Leader):
     seats = await leader.gang(ranks=3)
     rig.hand.send(*(task(seat.rank, "meet", token=seat.token, meta={"run": 1}) for seat in seats[1:]))
@@ -267,15 +253,6 @@ async def test_a_rank_that_returns_without_a_call_is_named_to_those_who_wait_in_
     for seat in seats[1:]:
         answer = await rig.hand.answer(seat.rank, within_s=1.0)
         assert answer[0] == ERROR and "rank 0 returned without calling barrier()" in answer[3]
-
-
-@on_rig(pool=seeing_pool)
-async def test_who_waits_for_the_others_is_woken_by_a_teardown(rig: Rig, leader: Leader):
-    first, _ = await leader.gang(ranks=2)
-    rig.hand.send(task(1, "meet", token=first.token))
-    await rig.hand.quiet(0.1)
-    assert (await leader.teardown())["stopped"]
-    assert (await rig.hand.answer(1))[2] == "task_cancelled"
 
 
 @on_rig(pool=seeing_pool)
@@ -293,15 +270,6 @@ async def test_a_survivor_sees_the_new_generation_and_a_collective_call_of_the_o
 
 
 # -- failures that are reported ----------------------------------------------------------------------------------------
-
-
-@on_rig(pool=seeing_pool)
-async def test_a_member_may_declare_itself_failed(rig: Rig, leader: Leader):
-    (seat,) = await leader.gang()
-    rig.hand.send(task(1, "give_up", token=seat.token))
-    report = await leader.report()
-    assert report == {"gang": "g", "generation": 1, "rank": 0, "cause": "failed", "detail": "out of memory"}
-    assert (await leader.teardown())["stopped"]
 
 
 @on_rig(pool=seeing_pool)

@@ -61,62 +61,6 @@ def known() -> Iterator[KnownJobs]:
     known.table.check()
 
 
-def test_an_ended_job_is_found_as_long_as_its_answer_is_kept(known: KnownJobs):
-    job = known.begin("j")
-    known.end(job, now=10.0)
-    known.table.sweep(69.9)
-    assert known.table.find(job.key) is job
-    assert job.answer == b"answer"
-    known.table.sweep(70.0)
-    assert known.table.find(job.key) is None
-    again = known.begin("j")
-    known.end(again, now=100.0)
-    del known.sender.done[again.record.id]
-    assert known.table.find(again.key) is None, "its answer went first"
-    assert len(known.table) == 0
-
-
-def test_a_new_attempt_takes_the_place_of_the_one_that_ended(known: KnownJobs):
-    known.end(known.begin("j"), failed=True, now=0.0)
-    second = known.begin("j", 2)
-    known.table.sweep(1000.0)
-    assert known.table.find(second.key) is second, "the end of the first one is not its own"
-    assert known.names() == (["j"], None)
-
-
-def test_no_more_ended_jobs_are_known_than_told():
-    known = KnownJobs(keep=2)
-    for name in "abc":
-        known.end(known.begin(name))
-    assert known.names() == (["c", "b"], None)
-    known.table.check()
-
-
-def test_what_did_not_start_after_all_leaves_nothing(known: KnownJobs):
-    job = known.begin("j", streams=True)
-    known.table.add_item(job, b"item")
-    known.table.undo(job.key)
-    assert len(known.table) == 0
-    known.table.undo(job.key)
-
-
-def test_only_items_that_nobody_took_are_kept(known: KnownJobs):
-    job = known.begin("j", streams=True)
-    for number in range(5):
-        known.table.add_item(job, b"%d" % number)
-    assert known.table.take_items(job, 2) == 2
-    assert known.table.take_items(job, 1) == 0
-    assert known.attach(job)[1] == [], "who reads no items gets none, and does not become the reader"
-    assert job.reader is job.listeners[0]
-    assert known.attach(job, streams=True)[1] == [b"2", b"3", b"4"]
-    reader, items = known.attach(job, streams=True, items=4)
-    assert items == [b"4"]
-    assert job.reader is reader
-    assert known.attach(job, streams=True, items=9)[1] == []
-    assert known.table.take_items(job, 100) == 3, "no more than there were"
-    assert not job.items
-
-
 def test_too_many_bytes_of_items_are_lost_oldest_job_first():
     known = KnownJobs(keep_bytes=100)
     old, young = known.begin("old", streams=True), known.begin("young", streams=True)
@@ -157,48 +101,6 @@ def test_a_listing_names_what_runs_and_then_what_ended_in_parts(known: KnownJobs
 
 
 # -- unstored ends ----------------------------------------------------------------------------------------------------
-
-
-def test_an_end_that_nobody_has_stored_outlives_the_answer(known: KnownJobs):
-    job = known.begin("j", acks=True)
-    known.end(job, now=10.0)
-    known.sender.done.clear()
-    known.table.sweep(609.9)
-    assert (known.table.find(job.key), job.answer, known.table.unstored) == (job, b"answer", 1)
-    known.table.check()
-    known.table.sweep(610.0)
-    assert (known.table.find(job.key), known.table.unstored) == (None, 0), "nobody came for it"
-
-
-def test_an_end_that_is_stored_is_known_as_any_other(known: KnownJobs):
-    job = known.begin("j", 2, acks=True)
-    known.end(job, now=10.0)
-    known.table.stored(job.key, 1, 11.0)
-    known.table.stored(JobKey("e", "other"), 2, 11.0)
-    assert known.table.unstored == 1, "it was the end of another try, or of another job"
-    known.table.stored(job.key, 2, 20.0)
-    assert (known.table.unstored, known.table.find(job.key)) == (0, job)
-    known.table.check()
-    known.table.sweep(80.0)
-    assert known.table.find(job.key) is None
-
-
-def test_an_end_of_no_interest_is_not_kept(known: KnownJobs):
-    job = known.begin("j", acks=True)
-    known.table.stored(job.key, 1, 0.0)
-    known.end(job)
-    assert known.table.unstored == 0
-
-
-def test_whoever_attaches_and_says_nothing_of_the_end_is_not_waited_for(known: KnownJobs):
-    runs, ended = known.begin("runs", acks=True), known.begin("ended", acks=True)
-    known.end(ended)
-    for job in (runs, ended):
-        known.table.asked(job, acks=False, now=1.0)
-    assert (known.table.unstored, known.table.find(ended.key)) == (0, ended)
-    known.table.asked(runs, acks=True, now=2.0)
-    known.end(runs, now=3.0)
-    assert known.table.unstored == 1, "the last word counts"
 
 
 def test_of_too_many_unstored_ends_the_oldest_go_first(known: KnownJobs):

@@ -51,28 +51,6 @@ async def test_a_task_that_raises_is_an_error_that_may_have_started(rig: Rig):
     assert rig.at_rest()
 
 
-@on_rig(send_tracebacks=False)
-async def test_tracebacks_stay_here_when_told_so(rig: Rig):
-    answer = await rig.hand.ask(*task(1, "fail"))
-    assert "traceback" not in answer[4]
-    assert answer[4]["type"] == "ValueError"
-
-
-@on_rig()
-async def test_an_unknown_method_names_those_there_are(rig: Rig):
-    answer = await rig.hand.ask(*task(1, "thumbnial"))
-    assert answer[2] == "unknown_method"
-    assert "echo, double, fail" in answer[3]
-    assert answer[5] is False
-
-
-@on_rig()
-async def test_a_deadline_that_passed_on_the_way_starts_nothing(rig: Rig):
-    assert await rig.hand.ask(*task(1, deadline_ms=0)) == [REJECTED, 1, "expired"]
-    assert await rig.hand.ask(*task(2, deadline_ms=-50)) == [REJECTED, 2, "expired"]
-    assert rig.events("start") == []
-
-
 @on_rig()
 async def test_a_running_task_is_stopped_at_its_deadline_and_its_caller_hears_at_once(rig: Rig):
     loop = asyncio.get_running_loop()
@@ -189,19 +167,6 @@ async def test_an_answer_too_old_to_be_kept_is_called_lost(rig: Rig):
 
 
 @on_rig()
-async def test_a_lease_is_granted_used_and_released(rig: Rig):
-    granted = await rig.hand.ask(*reserve(1, ttl_ms=5000))
-    _, _, token, fence, ttl_ms = granted
-    assert fence == rig.worker.core.epoch * 2**20 + 1
-    assert ttl_ms == 5000
-    assert await rig.hand.ask(*task(2, "double", [1], token=token)) == [OK, 2, 2]
-    assert await rig.hand.ask(*task(3, "double", [2], token=token)) == [OK, 3, 4]
-    rig.hand.send((int(RequestOp.RELEASE), None, token))
-    await rig.hand.quiet(0.1)
-    assert rig.at_rest()
-
-
-@on_rig()
 async def test_a_single_use_token_needs_no_release(rig: Rig):
     token = await rig.hand.grant(1, flags=ReserveFlag.SINGLE_USE)
     await rig.hand.ask(*task(2, token=token))
@@ -233,23 +198,6 @@ async def test_an_unclaimed_lease_frees_itself_after_the_claim_timeout(rig: Rig)
     assert rig.worker.core.load.reserved == 0
     assert rig.events("grant", "expire") == ["grant", "expire"]
     await asyncio.sleep(0.1)
-    assert rig.at_rest()
-
-
-@on_rig()
-async def test_a_lease_lives_while_it_is_renewed_and_dies_when_it_is_not(rig: Rig):
-    token = await rig.hand.grant(1, ttl_ms=1000)
-    for number in range(5):
-        await asyncio.sleep(0.8)
-        assert await rig.hand.ask(int(RequestOp.RENEW), 10 + number, token, 1000) == [
-            AnswerOp.RENEWED,
-            10 + number,
-            1000,
-        ]
-    await asyncio.sleep(1.1)
-    assert (await rig.hand.ask(int(RequestOp.RENEW), 20, token, 1000))[2] == "lease_expired"
-    assert (await rig.hand.ask(*task(21, token=token)))[2] == "lease_expired"
-    await rig.hand.quiet(0.1)
     assert rig.at_rest()
 
 
@@ -288,25 +236,7 @@ async def test_a_reserve_that_is_too_late_holds_nothing(rig: Rig):
     assert rig.at_rest()
 
 
-@on_rig()
-async def test_who_holds_a_lease_can_be_read(rig: Rig):
-    token = await rig.hand.grant(1, meta={"owner": "batch job 7"})
-    await rig.hand.quiet(0.05)
-    assert rig.value(rig.names.lease_key(rig.worker.id, token))["owner"] == "batch job 7"
-
-
 # -- epochs -----------------------------------------------------------------------------------------------------------
-
-
-@on_rig()
-async def test_an_envelope_of_another_epoch_starts_and_grants_nothing(rig: Rig):
-    token = await rig.hand.grant(1)
-    stale = rig.worker.core.epoch - 1
-    rig.hand.send(task(2), reserve(3), (int(RequestOp.RENEW), 4, token, 1000), epoch=stale)
-    await rig.hand.quiet()
-    assert rig.hand.answers[1:] == [[REJECTED, number, "stale"] for number in (2, 3, 4)]
-    assert rig.events("start") == []
-    assert rig.worker.core.load == Load(0, 1, 2)
 
 
 @on_rig()
@@ -334,17 +264,6 @@ async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
-
-
-@on_rig(stream_window=2)
-async def test_a_stream_waits_for_its_reader(rig: Rig):
-    rig.hand.send(task(1, "count", [5], flags=TaskFlag.STREAM))
-    for credit, count in ((2, 2), (9, 4)):
-        await rig.hand.quiet()
-        assert [frame[2] for frame in rig.hand.answers] == list(range(count))
-        rig.hand.send((int(RequestOp.CREDIT), 1, credit))
-    await rig.hand.quiet()
-    assert rig.hand.answers[-1] == [AnswerOp.END, 1, 5]
 
 
 @on_rig()

@@ -36,25 +36,6 @@ async def test_a_reserve_without_terms_holds_one_slot_for_fifteen_seconds(rig: R
     assert rig.worker.core.load.reserved == 0
 
 
-@FORMATS
-@on_rig()
-async def test_a_lease_is_used_renewed_and_released(rig: Rig, fmt):
-    token = (await accepted(rig, fmt, slots=1, ttl_s=5.0, owner="ann"))["token"]
-    body, headers = await rig.hand.request("dispatch", {"token": token, "method": "double", "arguments": [4]}, fmt)
-    assert body == 8
-    assert headers["Gangline-Worker"] == "images.w1"
-    body, _ = await rig.hand.request("dispatch", {"token": token, "method": "echo", "arguments": {"value": "x"}}, fmt)
-    assert body == "x"
-    body, _ = await rig.hand.request("renew", {"token": token, "ttl_s": 9.0}, fmt)
-    assert body["ttl_s"] == 9.0
-    body, _ = await rig.hand.request("release", {"token": token}, fmt)
-    assert body["released"] is True
-    body, _ = await rig.hand.request("release", {"token": token}, fmt)
-    assert body["released"] is False
-    await rig.hand.quiet(0.1)
-    assert rig.at_rest()
-
-
 @on_rig()
 async def test_bytes_travel_as_base64_in_json_and_as_they_are_in_msgpack(rig: Rig):
     token = (await accepted(rig))["token"]
@@ -102,15 +83,6 @@ async def test_stats_tell_what_is_held(rig: Rig, fmt):
     ]
     assert body["tasks"]["started"] == 1
     assert body["ledger"]["written"] == 1
-
-
-@on_rig()
-async def test_a_worker_is_resized_over_the_wire(rig: Rig):
-    body, _ = await rig.hand.request("resize", {"slots": 5})
-    assert (body["slots"], body["load"]["total"]) == (5, 5)
-    assert rig.worker.core.load.total == 5
-    body, _ = await rig.hand.request("resize", {"slots": 0})
-    assert rig.worker.core.load.total == 0
 
 
 @on_rig()

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.bus.key_value.bucket import NatsKeyValue
 from gangline.bus.memory.faults import FaultRates, RandomFaults
-from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
+from gangline.bus.port.bus import KvEntry, RequestTimeout, StorageUnavailable
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.errors.base import (
@@ -176,17 +176,6 @@ async def test_a_hold_that_is_not_answered_keeps_the_place_in_the_queue(system):
     assert (await asked)["state"] == "formed"
 
 
-async def test_a_worker_that_comes_back_after_being_given_up_is_used_again(system):
-    worker = await system.worker()
-    await system.lead()
-    gang = await system.owner.acquire(pool="train", size=1, backoff_s=0)
-    await worker._subscription.unsubscribe()
-    await system.event("torn_down", gang["id"])
-    worker.members.clear()
-    worker._subscription = await worker.bus.subscribe(system.names.worker_operations(worker.id), worker.take)
-    assert (await system.event("formed", gang["id"], nth=2))["generation"] == 2
-
-
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -274,11 +263,6 @@ async def test_why_names_the_gangs_and_leases_in_the_way(system):
 
 
 # -- leading and standing by ------------------------------------------------------------------------------------------
-
-
-async def test_without_a_leader_nobody_responds(system):
-    with pytest.raises(NoResponders):
-        await system.owner.ask("list", timeout_s=5)
 
 
 async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system, leader):
@@ -521,26 +505,6 @@ async def test_a_timer_that_rings_early_is_set_again(system, monkeypatch):
     await system.owner.acquire(pool="train", size=1, ttl_s=60)
     with pytest.raises(GangNotFormed):
         await system.owner.ask("acquire", {"pool": "train", "size": 1, "deadline_s": 0.5}, timeout_s=5)
-
-
-# -- standing sets ----------------------------------------------------------------------------------------------------
-
-
-async def test_a_declared_set_is_kept_up_scaled_and_removed(system):
-    await system.worker(slots=8)
-    await system.lead()
-    await system.ledger.put("gangset.llm", b'{"gangs": 2, "gang": {"pool": "train", "size": 2}, "retire_s": 0.1}')
-    await system.event("formed", nth=2)
-    listed = (await system.owner.ask("list", {"gangset": "llm"}))["gangs"]
-    assert [(gang["state"], gang["size"], gang["gangset"]) for gang in listed] == [("formed", 2, "llm")] * 2
-    await system.ledger.put("gangset.llm", b'{"gangs": 3, "gang": {"pool": "train", "size": 2}, "retire_s": 0.1}')
-    await system.event("formed", nth=3)
-    await system.ledger.put("gangset.llm", b'{"gangs": "many", "gang": {"pool": "train", "size": 2}}')
-    await asyncio.sleep(1)
-    assert len((await system.owner.ask("list", {"gangset": "llm"}))["gangs"]) == 3
-    await system.ledger.delete("gangset.llm")
-    await system.event("ended", nth=3)
-    assert system.at_rest()
 
 
 # -- the object itself ------------------------------------------------------------------------------------------------

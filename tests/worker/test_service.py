@@ -208,20 +208,6 @@ async def test_a_lifespan_that_fails_at_its_end_does_not_keep_a_worker_from_leav
     await rig.close()
 
 
-async def test_a_lifespan_that_fails_at_its_start_is_the_starts_error():
-    rig = Rig()
-
-    async def resource():
-        raise RuntimeError("cannot open")
-        yield
-
-    rig.worker.pool.lifespan(resource)
-    with pytest.raises(RuntimeError, match="cannot open"):
-        await rig.worker.start()
-    assert rig.keys() == []
-    await rig.close()
-
-
 @on_rig()
 async def test_statistics_and_repr_tell_the_state(rig: Rig):
     rig.hand.send(task(1, "wait"), reserve(2), task(3, "fail"))

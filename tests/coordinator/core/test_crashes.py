@@ -61,7 +61,7 @@ async def two_coordinators(system: CoordinatorSystem, hub: Any, step: int) -> tu
     return first, Killer(system, hub, step)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(30, whole=4)))
 async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
     first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)
@@ -79,7 +79,7 @@ async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, h
     assert killer.struck
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(30, whole=4)))
 async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back(system, hub, step):
     first, killer = await two_coordinators(system, hub, step)
     killer.arm(first)
@@ -96,7 +96,7 @@ async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back
     await system.owner.release(again)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, repetitions(20, whole=2)))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(30, whole=4)))
 async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither_twice(system, hub, step):
     first, killer = await two_coordinators(system, hub, step)
     owned = {"id": "mine", "owner_token": "token"}

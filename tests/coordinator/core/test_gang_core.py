@@ -13,7 +13,6 @@ from gangline.coordinator.scheduling.inventory import WorkerFacts
 from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import (
     GangEnded,
-    GangFailed,
     GangNotFormed,
     InvalidSettings,
     QueueFull,
@@ -147,19 +146,6 @@ def test_a_release_while_the_commit_is_on_its_way_ends_the_gang_after_it():
     assert not world.ledger.members()
 
 
-def test_a_gang_that_uses_up_its_restarts_ends_and_says_so_to_those_who_wait():
-    world = world_of(1)
-    world.acquire("a", 1, max_restarts=1, backoff_s=5.0, flush=True)
-    world.report(world.worker("w0"), "a", flush=True)
-    asked = world.acquire("a", 1)
-    world.advance(6.0)
-    assert world.answers[asked].reply.generation == 2
-    world.report(world.worker("w0"), "a", flush=True)
-    assert world.states() == {}
-    assert world.core.get("a").reason == "crashed"
-    assert not isinstance(error_of(world, asked), GangFailed)
-
-
 # -- the queue --------------------------------------------------------------------------------------------------------
 
 
@@ -245,29 +231,6 @@ def test_back_fill_uses_what_the_head_does_not_wait_for():
     assert world.states() == {"a": "formed", "head": "queued", "other": "formed"}
 
 
-def test_a_gang_of_8_is_not_starved_by_a_flood_of_plain_tasks():
-    """Each slot that becomes free is taken by the next plain task at once, unless it is kept."""
-    world = world_of(2, 2, 2, 2)
-    for worker in world.workers.values():
-        worker.plain = 2
-    heartbeats(world)
-    asked = world.acquire("a", 8)
-    longest_task_s = 1.0
-    for _ in range(100):
-        world.advance(longest_task_s / 4)
-        for worker in world.workers.values():
-            worker.plain -= 1 if worker.plain else 0
-            worker.top_up()
-            world.heartbeat(worker)
-            worker.plain += worker.load.free  # the flood: whatever is not kept is gone before the next look
-        if asked in world.answers:
-            break
-    settings = world.settings
-    bound = settings.starve_after_s + settings.keep_renew_s * 4 + longest_task_s * 2
-    assert world.answers[asked].reply is not None
-    assert world.now <= bound
-
-
 def test_slots_kept_are_given_back_when_the_head_gives_up():
     world = world_of(2)
     worker = world.worker("w0")
@@ -343,13 +306,6 @@ def test_only_lower_priority_is_preempted_and_only_what_is_needed():
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_in_a_new_epoch_has_lost_its_members():
-    world = world_of(1, 1)
-    world.acquire("a", 2, flush=True)
-    world.restart(world.worker("w1"), flush=True)
-    assert world.core.get("a").reason.startswith("epoch_changed")
 
 
 def test_a_form_that_was_lost_is_sent_again():

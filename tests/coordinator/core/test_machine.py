@@ -220,7 +220,7 @@ class Gangs(RuleBasedStateMachine):
 
 
 Gangs.TestCase.settings = settings(
-    max_examples=repetitions(6, whole=60),
+    max_examples=repetitions(2, whole=30),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

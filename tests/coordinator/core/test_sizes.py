@@ -15,7 +15,7 @@ from gangline.schemas.records.gangs import GangSetRecord, GangSpec
 from ...scale import repetitions
 from ...support.coordinator.world import World, world_of
 from ...support.rows import in_rows
-from ..scheduling.test_queue import inventory_of
+from ..scheduling.test_placement import slots_of
 
 
 def size_of(world: World, gang: str) -> int:
@@ -129,7 +129,7 @@ def test_it_leaves_alone_what_the_head_of_the_queue_waits_for():
         st.tuples(st.integers(min_value=1, max_value=5), st.integers(min_value=0, max_value=2)), max_size=4
     ),
 )
-@settings(max_examples=repetitions(20, whole=200), deadline=None)
+@settings(max_examples=repetitions(2, whole=100), deadline=None)
 def test_nobody_who_waits_fares_worse_than_beside_the_smallest_size(slots, plain, least, more, priority, others):
     def played(size: int | tuple[int, int]) -> tuple[dict[str, str], int]:
         world = world_of(*slots)
@@ -157,9 +157,9 @@ def test_nobody_who_waits_fares_worse_than_beside_the_smallest_size(slots, plain
     more=st.integers(min_value=0, max_value=12),
     strategy=st.sampled_from(["pack", "spread", "strict_pack", "strict_spread"]),
 )
-@settings(max_examples=repetitions(20, whole=200), deadline=None)
+@settings(max_examples=repetitions(2, whole=100), deadline=None)
 def test_no_larger_size_would_have_fitted(slots, least, more, strategy):
-    free = inventory_of(*((count, 0) for count in slots)).free
+    free = slots_of(*((f"w{number}", f"n{number}", count) for number, count in enumerate(slots)))
     spec = GangSpec.model_validate({"pool": "p", "size": [least, least + more], "strategy": strategy})
     found = place_most(spec, free)
     fits = [size for size in range(least, least + more + 1) if place(spec.sized(size), free) is not None]

@@ -78,9 +78,6 @@ def test_a_new_leader_goes_on_with_the_sets():
     assert world.states() == {}
 
 
-# -- surge without room -----------------------------------------------------------------------------------------------
-
-
 def test_a_replacement_without_room_waits_beside_the_old_gang_and_then_comes_in_its_place():
     world = world_with_set(2, gangs=1)
     world.declare("s", 1, priority=1, surge_wait_s=2.0)
@@ -179,9 +176,6 @@ def test_without_any_patience_the_old_gang_goes_first_at_once():
     world.declare("s", 1, priority=1, surge_wait_s=0.0, retire_s=0.0, flush=True)
     world.advance(0.01)
     assert world.states() == {"s-1-2": "formed"}
-
-
-# -- gangs that start, fail or hang -----------------------------------------------------------------------------------
 
 
 def slowly(world: World, *gangs: str) -> None:
@@ -325,14 +319,6 @@ def test_what_was_declared_before_can_be_declared_again_and_is_kept_over_a_secon
     told = status(world)
     assert (told.state, told.previous, told.current, told.served) == ("steady", good, good, True)
     assert world.states() == {"s-1-1": "formed", "s-1-2": "formed"}
-
-
-def test_declared_again_a_stopped_roll_is_tried_again():
-    world = world_with_set(6, gangs=2, after_s=2.0)
-    failing_roll(world)
-    world.declare("s", 2, owner="bad")
-    world.advance(15.0)
-    assert {gang.owner for gang in world.core.gangs()} == {"bad"} and status(world).state == "steady"
 
 
 def test_a_set_that_never_served_goes_on_trying_and_says_that_it_fails():

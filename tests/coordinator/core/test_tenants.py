@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gangline.coordinator.core.tenants import in_turn
 from gangline.coordinator.model.gang import ManagedGang
@@ -16,7 +14,6 @@ from gangline.schemas.messages.gangs import MemberCause
 from gangline.schemas.permissions.quotas import Quota, Quotas
 from gangline.schemas.records.gangs import GangSpec
 
-from ...scale import repetitions
 from ...support.coordinator.world import World, formed, world_of
 from ...support.rows import in_rows
 
@@ -179,18 +176,6 @@ def test_tenants_take_turns_by_what_they_have_for_their_weight():
     assert waits_in_turn(*queued, used={}, shop=Quota(weight=3.0)) == "aABCbDcd"
     assert waits_in_turn(*queued, used={"lab": 1, "shop": 3}, shop=Quota(guaranteed=5)) == "ABabcdCD"
     assert waits_in_turn(("", "x", 1), *queued[:2], ("", "y", 1), used={"": 1}) == "axby"
-
-
-@settings(max_examples=repetitions(25, whole=100))
-@given(st.lists(st.tuples(st.sampled_from(["", "lab", "shop"]), st.integers(1, 4)), max_size=12), st.data())
-def test_turns_lose_nobody_and_keep_the_order_of_each_tenant(queued: list[tuple[str, int]], data: st.DataObject):
-    used = {tenant: data.draw(st.integers(0, 6)) for tenant in ("", "lab", "shop")}
-    ids = "abcdefghijkl"
-    order = waits_in_turn(*((tenant, ids[n], slots) for n, (tenant, slots) in enumerate(queued)), used=used)
-    for tenant in ("", "lab", "shop"):
-        own = [ids[number] for number, each in enumerate(queued) if each[0] == tenant]
-        assert [id for id in order if id in own] == own
-    assert sorted(order) == list(ids[: len(queued)])
 
 
 def test_a_tenant_that_comes_later_gets_the_slots_that_become_free():

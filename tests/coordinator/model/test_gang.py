@@ -79,9 +79,6 @@ def test_the_backoff_doubles_with_jitter_up_to_its_bound():
     assert backoff_s(spec, 1, 0.0, SETTINGS) == 1.0
 
 
-# -- steps ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Thing:
     id: str

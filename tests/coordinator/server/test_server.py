@@ -23,9 +23,6 @@ from ...waiting import PATIENCE_S, until
 pytestmark = pytest.mark.server
 
 
-# -- plain requests ---------------------------------------------------------------------------------------------------
-
-
 async def test_a_gang_by_plain_requests_from_acquire_to_release(open_system, nats_url, namespace):
     system = await open_system(nats_url)
     for name in ("w1", "w2"):
@@ -70,9 +67,6 @@ async def signs_of_life(system: CoordinatorSystem, key: str, count: int) -> None
     first = len(seen)
     await until(lambda: len(seen) >= first + count, f"{key} is written {count} times")
     await watch.unsubscribe()
-
-
-# -- accidents of servers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", [Storage.MEMORY, pytest.param(Storage.FILE, marks=pytest.mark.long)])

@@ -23,7 +23,7 @@ async def test_the_leader_of_another_shard_is_asked_where_it_listens_also_if_it_
         await system.lead("older", shard="serve", pools=("serve",))
     await system.lead("newer", shard="train", pools=("train",))
     await asyncio.sleep(3.0)  # until each knows of the other
-    for _ in range(8):  # the server chooses who ushers
+    for _ in range(4):  # the server chooses who ushers
         gang = await system.owner.acquire(pool="serve", size=1)
         assert gang["state"] == "formed"
         await system.owner.release(gang)
@@ -64,7 +64,7 @@ async def test_a_leader_that_is_slow_to_answer_another_still_has_the_request(
         await system.lead("serving", shard="serve", pools=("serve",))
     await system.lead("training", shard="train", pools=("train",))
     await asyncio.sleep(3.0)  # until each knows of the other
-    for _ in range(8):  # the server chooses which leader looks after a request
+    for _ in range(4):  # the server chooses which leader looks after a request
         first = await system.owner.acquire(pool="serve", size=1)
         second = asyncio.ensure_future(system.owner.acquire(pool="serve", size=1))
         await asyncio.sleep(2.0)  # longer than one leader waits for another

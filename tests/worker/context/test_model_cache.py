@@ -129,7 +129,7 @@ async def test_a_load_that_nobody_waits_for_any_more_still_ends_and_is_used_late
     assert models.loads == ["a"]
 
 
-@in_rows("seed", range(repetitions(4, whole=40)))
+@in_rows("seed", range(repetitions(2, whole=20)))
 async def test_with_any_traffic_bounds_hold_and_everybody_is_served(seed):
     rng = random.Random(seed)
     models = Models(rng.randint(1, 3))
@@ -175,9 +175,6 @@ async def test_closing_cancels_loads(models: Models):
     await models.cache.close()
     with pytest.raises(RuntimeError, match="the worker stopped while the model was loading"):
         await task
-
-
-# -- through a pool -----------------------------------------------------------------------------------------------
 
 
 def modelled(max_models: int = 1) -> Pool:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import ConnectionEvent
 from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest, PayloadTooLarge
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
@@ -68,27 +67,6 @@ async def test_nobody_leaves_a_barrier_before_the_last_has_come():
         assert not any(task.done() for task in first)
         await talks[0].barrier()
         await asyncio.gather(*first)
-
-
-async def test_only_the_time_until_the_others_come_counts_as_a_wait_for_them(monkeypatch):
-    waited: list[float] = []
-    async with members(2) as made:
-        talks = sessions(made)
-        talks[1]._timed = timer = RankTimer(1, waited.append)
-        bus = talks[1]._bus
-        subscribe = bus.subscribe
-
-        async def slowly(*args: Any, **options: Any) -> Any:
-            await asyncio.sleep(10)
-            return await subscribe(*args, **options)
-
-        monkeypatch.setattr(bus, "subscribe", slowly)
-        waiting = asyncio.ensure_future(talks[1].barrier())
-        await asyncio.sleep(25)  # 20 of them for two subscriptions
-        await talks[0].barrier()
-        await waiting
-        assert waited == [5.0]
-        assert timer.times(asyncio.get_running_loop().time()).waiting_s == 5.0
 
 
 async def test_a_wait_that_failed_or_was_cancelled_is_not_measured_as_one_for_the_others():
@@ -187,24 +165,6 @@ async def test_a_teardown_ends_every_wait_at_once_and_every_later_call():
             await talk.all_gather(1)
         with pytest.raises(GangEnded):
             await made[1].session(2).barrier()
-
-
-async def test_what_was_lost_with_the_connection_is_asked_for_when_it_is_back():
-    hub = MemoryServer()
-    async with members(3, hub) as made:
-        talks = sessions(made)
-        await on_all(talks, CollectiveSession.barrier)
-        bus = talks[2]._bus
-        waiting = asyncio.ensure_future(talks[2].all_gather(2))
-        await asyncio.sleep(0)
-        hub.disconnect(bus)
-        others = [asyncio.ensure_future(talk.all_gather(talk.rank)) for talk in talks[:2]]
-        back = asyncio.Event()
-        bus.on_connection(lambda event: back.set() if event is ConnectionEvent.RECONNECTED else None)
-        hub.reconnect(bus)
-        await back.wait()
-        assert await waiting == [0, 1, 2]
-        assert await asyncio.gather(*others) == [[0, 1, 2]] * 2
 
 
 async def test_two_calls_at_once_of_one_member_are_refused():

@@ -23,9 +23,6 @@ async def write_gang(leader: Leader, seats: list[Seat], state: GangState, genera
     await leader.kv.put(Names.gang_key("g"), record.model_dump_json().encode())
 
 
-# -- holds -------------------------------------------------------------------------------------------------------------
-
-
 @on_rig()
 async def test_a_hold_that_was_not_committed_is_freed_and_its_commit_can_come_no_more(rig: Rig, leader: Leader):
     held = await leader.hold()
@@ -79,9 +76,6 @@ async def test_a_hold_is_given_up_at_once_when_the_coordinator_says_so_meanwhile
     await leader.ask("unhold", gang="g", generation=1, attempt=5)
     assert load_of(rig) == (0, 0)
     rig.hub.storage_back()
-
-
-# -- members -----------------------------------------------------------------------------------------------------------
 
 
 @on_rig()

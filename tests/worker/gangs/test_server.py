@@ -156,20 +156,6 @@ async def test_code_that_takes_some_turns_of_the_loop_to_see_a_cancellation_is_t
     assert rig.gates.started == ["cancelled 0", "cancelled 1"]
 
 
-@on_rig(slots=3)
-async def test_survivors_run_on_while_another_rank_is_replaced(rig: Rig, leader: Leader):
-    first, second = await leader.gang(ranks=2)
-    rig.hand.send(task(1, "wait", token=first.token), task(2, "wait", token=second.token))
-    await rig.hand.quiet()
-    assert (await leader.teardown(only=[second.token]))["stopped"]
-    assert (await rig.hand.answer(2))[2] == "task_cancelled"
-    assert (await leader.form(await leader.replaced(1, first), generation=2, fence=99))["formed"]
-    assert await leader.ping(g=2) == {}
-    rig.gates.open.set()
-    assert (await rig.hand.answer(1))[0] == OK
-    assert load_of(rig) == (0, 2)
-
-
 # -- what tasks see ----------------------------------------------------------------------------------------------------
 
 
@@ -473,21 +459,6 @@ async def test_that_a_member_has_started_is_reported_until_somebody_leads(rig: R
     leader.deaf = False
     await asyncio.sleep(4.0)
     assert [report["rank"] for report in leader.started] == [0]
-
-
-@on_rig(pool=hooked_pool)
-async def test_start_hooks_that_do_not_end_in_time_are_cancelled_and_the_member_has_failed(rig: Rig, leader: Leader):
-    (seat,) = await leader.gang(start_timeout_s=3.0)
-    rig.hand.send(task(1, "work", token=seat.token))
-    await asyncio.sleep(2.9)
-    assert leader.reports == []
-    report = await leader.report()
-    assert report["cause"] == "failed_at_start" and "start_timeout_s (3 s)" in report["detail"]
-    answer = await rig.hand.answer(1)
-    assert answer[2] == "gang_failed" and answer[5] is False
-    assert (await leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
-    assert (await leader.teardown())["stopped"]
-    assert rig.gates.started == ["start 0 of 1", "stop 0", "stopped 0"] and leader.started == []
 
 
 def ignoring_pool(gates: Gates) -> Pool:

@@ -54,13 +54,3 @@ async def test_each_record_names_worker_epoch_time_and_what_it_is_about(rig: Rig
     start, end = (record for record in rig.journal if record["event"] in ("start", "end"))
     assert start["id"] == end["id"] == "hand.2"
     assert (start["method"], start["token"], start["cost"]) == ("double", public_id(granted[2]), 1)
-
-
-@on_rig()
-async def test_no_record_ever_shows_more_than_the_slots_there_are(rig: Rig):
-    for round_ in range(20):
-        base = 100 * round_
-        rig.hand.send(reserve(base, claim_ms=50), *(task(base + n, "wait", ["", 0.01]) for n in range(1, 4)))
-        await rig.hand.quiet(0.03)
-    assert len(rig.journal) > 60
-    assert all(r["running"] + r["reserved"] <= r["total"] for r in rig.journal)

@@ -103,16 +103,6 @@ async def test_a_lease_never_ends_later_than_its_record_says_and_the_slack(ttl_s
             assert due_at <= float(entry.value) + LEASE_SLACK_S
 
 
-async def test_what_ended_before_the_flush_is_not_kept_until_then():
-    async with Ledger() as ledger:
-        ledger.grant("a")
-        ledger.grant("b")
-        ledger.end("a")
-        assert ledger.writer.statistics().pending == 1
-        await asyncio.sleep(0.05)
-        assert ledger.tokens() == ["b"]
-
-
 async def test_an_end_while_the_write_is_under_way_takes_the_key_away_again():
     async with Ledger() as ledger:
         ledger.grant("a")
@@ -123,17 +113,6 @@ async def test_an_end_while_the_write_is_under_way_takes_the_key_away_again():
         assert ledger.tokens() == []
         statistics = ledger.writer.statistics()
         assert (statistics.written, statistics.deleted, statistics.recorded) == (1, 1, 0)
-
-
-async def test_an_end_that_is_told_twice_or_of_an_unknown_lease_does_nothing():
-    async with Ledger() as ledger:
-        ledger.grant("a")
-        ledger.end("a")
-        ledger.writer.ended("a")
-        ledger.writer.ended("never")
-        await asyncio.sleep(0.05)
-        assert ledger.writer.statistics().cancelled_out == 1
-        assert ledger.writes == 0
 
 
 async def test_leases_that_last_for_a_moment_cost_nothing_whenever_the_flush_comes():
@@ -147,15 +126,6 @@ async def test_leases_that_last_for_a_moment_cost_nothing_whenever_the_flush_com
         assert ledger.tokens() == ["long"]
         assert ledger.writes == 1
         assert ledger.writer.statistics().cancelled_out == 100
-
-
-async def test_in_a_steady_stream_each_grant_that_lasts_is_visible_in_time():
-    async with Ledger() as ledger:
-        for number in range(100):
-            ledger.grant(f"t{number}", ttl_s=60.0)
-            await asyncio.sleep(0.003)
-            visible = set(ledger.tokens())
-            assert all(f"t{old}" in visible for old in range(number - 12)), number
 
 
 async def test_a_key_outlives_its_lease_by_two_seconds_at_most():
@@ -175,15 +145,6 @@ async def test_a_lease_in_steady_use_is_rewritten_about_once_a_second_and_never_
             ledger.renew("a", 2.0)
             assert ledger.tokens() == ["a"]
         assert ledger.writes <= 12
-
-
-async def test_a_claim_that_becomes_a_long_lease_is_rewritten():
-    async with Ledger() as ledger:
-        ledger.grant("a", ttl_s=2.0)
-        await asyncio.sleep(0.1)
-        ledger.renew("a", 60.0)
-        await asyncio.sleep(30.0)
-        assert ledger.tokens() == ["a"]
 
 
 async def test_storage_that_is_away_is_told_the_end_of_the_story_when_it_is_back():
@@ -211,16 +172,6 @@ async def test_waits_between_retries_grow_and_stay_bounded():
         assert 10 < ledger.writer.statistics().retried < 80
 
 
-async def test_a_lost_connection_is_waited_for():
-    async with Ledger() as ledger:
-        ledger.hub.disconnect(ledger.bus)
-        ledger.grant("a", ttl_s=60.0)
-        await asyncio.sleep(1.0)
-        ledger.hub.reconnect(ledger.bus)
-        await asyncio.sleep(3.0)
-        assert ledger.tokens() == ["a"]
-
-
 async def test_comparing_rewrites_what_the_server_lost_and_deletes_what_it_kept_too_long():
     async with Ledger() as ledger:
         await ledger.kv.put("lease.images.w1.old", b"of an earlier process", ttl_s=600.0)
@@ -232,45 +183,6 @@ async def test_comparing_rewrites_what_the_server_lost_and_deletes_what_it_kept_
         ledger.writer.reconcile()
         assert await ledger.writer.settle(5.0)
         assert sorted(ledger.tokens()) == ["a", "b", "theirs"]
-
-
-async def test_a_bucket_that_vanished_is_filled_again():
-    async with Ledger() as ledger:
-        ledger.grant("a", ttl_s=600.0)
-        ledger.grant("b", ttl_s=600.0)
-        await asyncio.sleep(0.05)
-        ledger.hub.stop()
-        ledger.end("b")
-        await asyncio.sleep(0.5)
-        ledger.hub.start()
-        ledger.writer.reconcile()
-        await asyncio.sleep(3.0)
-        assert ledger.tokens() == ["a"]
-        assert ledger.writer.statistics().recorded == 1
-
-
-async def test_comparing_goes_on_until_storage_answers():
-    async with Ledger() as ledger:
-        ledger.grant("a", ttl_s=600.0)
-        await asyncio.sleep(0.05)
-        await ledger.kv.delete(ledger.key("a"))
-        ledger.hub.storage_down()
-        ledger.writer.reconcile()
-        assert not await ledger.writer.settle(2.0)
-        ledger.hub.storage_back()
-        assert await ledger.writer.settle(10.0)
-        assert ledger.tokens() == ["a"]
-
-
-async def test_write_now_returns_the_revision_and_leaves_nothing_to_flush():
-    async with Ledger() as ledger:
-        ledger.grant("a")
-        revision = await ledger.writer.write_now("a")
-        entry = await ledger.kv.get(ledger.key("a"))
-        assert entry is not None
-        assert entry.revision == revision
-        await asyncio.sleep(0.1)
-        assert ledger.writes == 1
 
 
 async def test_a_write_that_may_have_happened_is_deleted_when_its_lease_ends():

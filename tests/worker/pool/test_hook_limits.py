@@ -257,9 +257,6 @@ async def test_a_health_check_that_ignores_its_cancellation_has_failed():
                 await asyncio.wait_for(rig.worker.wait_closed(), 60)
 
 
-# -- at the declaration ------------------------------------------------------------------------------------------------
-
-
 def nothing() -> None: ...
 def one(a: Any) -> None: ...
 def two(a: Any, b: Any) -> None: ...

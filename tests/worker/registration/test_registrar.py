@@ -211,9 +211,6 @@ async def test_a_start_without_storage_gives_up_after_its_time():
         assert 10.0 <= asyncio.get_running_loop().time() - began < 16.0
 
 
-# -- the owned key ----------------------------------------------------------------------------------------------------
-
-
 async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
     async with Presence(MemoryServer()) as presence:
         key = OwnedKey(presence.kv, "alive.images.w1", "one", lambda: True)

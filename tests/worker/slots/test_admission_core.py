@@ -69,9 +69,6 @@ def admission() -> Admission:
     return Admission()
 
 
-# -- L1, L2 -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_paused_worker_is_full_and_not_too_small(admission: Admission):
     admission.core.resize(0)
     assert admission.reserve(1, slots=2) is Refusal.FULL
@@ -83,9 +80,6 @@ def test_a_lease_is_honoured_after_a_resize_below_it(admission: Admission):
     admission.core.resize(1)
     admission.started(5, token=lease.token)
     admission.started(6, token=lease.token)
-
-
-# -- reserve and release ----------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_is_repeated_too_even_when_there_is_room_now():
@@ -114,9 +108,6 @@ def test_senders_cannot_release_each_others_requests(admission: Admission):
     assert admission.slots == (0, 1, 2)
 
 
-# -- L3 ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_forgotten_task_that_comes_again_is_not_taken_for_a_new_one():
     admission = Admission(keep_s=5.0)
     admission.end(admission.started(7), b"42")
@@ -142,9 +133,6 @@ def test_a_task_of_a_forgotten_sender_is_never_called_unknown():
     assert admission.core.look_up(admission.me(), 9, admission.now).state is TaskState.UNKNOWN
 
 
-# -- L4, L5 -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_renewal_counts_as_the_claim_and_may_change_the_time_to_live(admission: Admission):
     lease = admission.granted(ttl_s=10.0)
     admission.now = 1.0
@@ -161,16 +149,10 @@ def test_a_renewal_is_answered_with_the_time_to_live_itself_at_any_time(admissio
     assert admission.core.renew(lease.token, 30.0, admission.now) == 30.0
 
 
-# -- epochs -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_epoch_never_goes_back(admission: Admission):
     with pytest.raises(ValueError, match="is not after 1000"):
         admission.core.new_epoch(1000, admission.now)
     assert admission.core.epoch == 1000
-
-
-# -- accounts ---------------------------------------------------------------------------------------------------------
 
 
 def test_its_statistics_are_zero_at_rest_and_its_repr_tells_the_state():

@@ -9,23 +9,6 @@ from gangline.worker.slots.limiter import MOST_WAITERS, WAITER_S, CapacityWaiter
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
 
-def test_the_longest_waiting_is_invited_first_and_once() -> None:
-    waiters = CapacityWaiters()
-    for reply in ("a", "b", "a", "c"):
-        waiters.refused(reply, 1, 0.0)
-    assert waiters.invite(2, 0.1) == ["a", "b"]
-    assert waiters.invite(2, 0.1) == ["c"]
-    assert waiters.invite(2, 0.1) == []
-
-
-def test_no_more_are_invited_than_there_is_room_for() -> None:
-    waiters = CapacityWaiters()
-    waiters.refused("large", 3, 0.0)
-    waiters.refused("small", 1, 0.0)
-    assert waiters.invite(2, 0.1) == ["small"]
-    assert waiters.invite(3, 0.1) == ["large"]
-
-
 def test_who_was_told_otherwise_or_gave_up_long_ago_is_not_invited() -> None:
     waiters = CapacityWaiters()
     waiters.refused("told", 1, 0.0)

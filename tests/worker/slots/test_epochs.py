@@ -28,7 +28,7 @@ def test_fences_fit_a_signed_64_bit_number_for_centuries():
 
 def test_fences_grow_even_if_an_epoch_counted_past_its_share():
     fences = FencingTokens(5)
-    for _ in range(2**20 + 10):
-        last = fences.next()
+    fences._last += 2**20 + 10
+    last = fences.next()
     fences.new_epoch(6)
     assert fences.next() > last

@@ -150,9 +150,6 @@ def seats_of(hold: TentativeHold) -> list[Seat]:
     ]
 
 
-# -- holds -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_attempt_gets_the_same_answer():
     slots = GangSlots(total=1)
     hold = slots.held()
@@ -171,9 +168,6 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_never_the_other_w
     assert slots.hold(attempt=1, slots=(2,)) is Refusal.EXPIRED
     assert not slots.unhold("g", 1, 1), "that of the attempt before came late"
     assert slots.hold(attempt=2, slots=(3,)) is second
-
-
-# -- members -----------------------------------------------------------------------------------------------------------
 
 
 def test_form_is_refused_for_what_is_not_held_is_of_another_epoch_or_is_not_ours(slots: GangSlots):
@@ -219,9 +213,6 @@ def test_a_seat_that_the_next_generation_does_not_name_leaves(slots: GangSlots):
     assert slots.load == (0, 1)
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_teardown_ends_holds_of_its_generation(slots: GangSlots):
     slots.held()
     slots.held(generation=2, attempt=2)
@@ -236,9 +227,6 @@ def test_seats_that_are_lost_before_they_formed_are_freed(slots: GangSlots):
     assert slots.load == (0, 1)
     assert "rank 1" in slots.form(hold, seats=[first, second])
     slots.formed(hold, seats=[first])
-
-
-# -- slots set aside ---------------------------------------------------------------------------------------------------
 
 
 def test_slots_are_set_aside_as_they_become_free_before_anybody_else_gets_them():
@@ -302,16 +290,6 @@ def test_what_was_set_aside_makes_no_room_while_a_resize_downwards_is_not_worked
     assert slots.load == (2, 1)
 
 
-# -- others ------------------------------------------------------------------------------------------------------------
-
-
-def test_marks_are_forgotten_after_a_while(slots: GangSlots):
-    slots.unhold("g", 1, 1)
-    slots.now = 60.0
-    slots.core.sweep(slots.now)
-    slots.held()
-
-
 def test_operators_see_what_is_held_for_whom():
     slots = GangSlots(total=9)
     slots.gang("a", slots=(2, 1))
@@ -327,9 +305,6 @@ def test_operators_see_what_is_held_for_whom():
         ("a", "formed", 1, (0, 1), 3),
         ("d", "stopping", 1, (0,), 1),
     ]
-
-
-# -- subleases ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_held_of_a_seat_comes_back_to_it_released_or_expired_or_used():

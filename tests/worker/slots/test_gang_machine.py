@@ -376,4 +376,4 @@ class GangMachine(RuleBasedStateMachine):
 
 
 TestGangs = GangMachine.TestCase
-TestGangs.settings = settings(max_examples=repetitions(15, whole=100), stateful_step_count=60, deadline=None)
+TestGangs.settings = settings(max_examples=repetitions(4, whole=50), stateful_step_count=60, deadline=None)

@@ -100,9 +100,6 @@ def test_a_listing_names_what_runs_and_then_what_ended_in_parts(known: KnownJobs
     assert known.names("e", "nonsense")[0] == known.names("e")[0]
 
 
-# -- unstored ends ----------------------------------------------------------------------------------------------------
-
-
 def test_of_too_many_unstored_ends_the_oldest_go_first(known: KnownJobs):
     jobs = [known.begin(name, acks=True) for name in "abcd"]
     for job in jobs:

@@ -48,26 +48,12 @@ def test_uses_of_one_moment_are_one_use(leases: Leases):
     assert leases.table.expire(12.0) == 1
 
 
-def test_a_first_use_counts_though_it_moves_nothing(leases: Leases):
-    lease = leases.grant(now=0.0)
-    assert leases.table.use(lease, "a", 1, lease.due_at, 1.0) is None
-    assert lease.claimed
-    assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
-
-
 def test_a_single_use_lease_ends_with_its_first_task_and_frees_what_that_does_not_need(leases: Leases):
     lease = leases.grant(slots=3, single_use=True)
     assert leases.table.use(lease, "task", 1, 99.0, 1.0) is None
     assert (leases.limiter.running, leases.limiter.reserved, leases.limiter.free) == (1, 0, 3)
     assert leases.table.find("t", 1.0) is Refusal.LEASE_USED
     assert leases.changes() == [LeaseTransition.GRANT, LeaseTransition.USE]
-
-
-def test_a_single_use_lease_ends_even_with_a_task_that_is_too_big_for_it(leases: Leases):
-    lease = leases.grant(single_use=True)
-    assert leases.table.use(lease, "task", 2, 99.0, 1.0) is Refusal.LEASE_TOO_SMALL
-    assert leases.limiter.free == 4
-    assert leases.table.find("t", 1.0) is Refusal.LEASE_USED
 
 
 def test_each_end_is_told_to_later_users():

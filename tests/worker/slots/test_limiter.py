@@ -60,19 +60,6 @@ def test_resizing_down_takes_nothing_away_and_grants_nothing_until_all_fits_and_
     limiter.check()
 
 
-def test_its_statistics_are_frozen_and_its_repr_tells_the_state():
-    limiter = SlotLimiter(4)
-    limiter.reserve_nowait("lease", 2)
-    limiter.run_nowait("task")
-    before = limiter.statistics()
-    assert (before.total, before.reserved, before.running, before.borrowers, before.free) == (4, 2, 1, 2, 1)
-    limiter.finish("task")
-    assert before.running == 1
-    with pytest.raises(AttributeError):
-        before.running = 7  # type: ignore[misc]
-    assert repr(limiter) == "SlotLimiter(total=4, running=0, reserved=2, free=2)"
-
-
 @in_rows("slots", [0, -1])
 def test_nobody_acquires_fewer_than_one_slot(slots):
     limiter = SlotLimiter(4)

@@ -290,4 +290,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = settings(max_examples=repetitions(15, whole=100), stateful_step_count=50)
+TestCoreMachine.settings = settings(max_examples=repetitions(4, whole=50), stateful_step_count=50)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.runtime.rate import burst_of
@@ -22,6 +22,7 @@ def test_a_unit_of_a_rate_is_in_use_for_an_interval_after_each_start() -> None:
     assert starts.allows(5.1) and starts.in_use(5.1) == 1
 
 
+@settings(max_examples=20)
 @given(st.floats(0.01, 500), st.lists(st.floats(0, 0.5), max_size=200))
 def test_in_any_time_no_more_start_than_the_burst_and_the_rate_allow(rate: float, gaps: list[float]) -> None:
     starts, now, times = Starts(rate), 100.0, list[float]()

@@ -17,16 +17,6 @@ def memory(keep: int = 100, keep_bytes: int = 1000, keep_s: float = 10.0) -> Req
     return RequestDedup(keep=keep, keep_bytes=keep_bytes, keep_s=keep_s)
 
 
-def test_too_many_answers_push_out_the_oldest_and_raise_the_floor():
-    mind = memory(keep=3)
-    sender = mind.sender("r1", 0.0)
-    for number in (1, 2, 5, 4, 6):
-        mind.note_done(sender, number, b"x", 0.0)
-    assert list(sender.done) == [5, 4, 6]
-    assert sender.floor == 2
-    mind.check()
-
-
 def test_too_many_bytes_push_out_the_oldest():
     mind = memory(keep_bytes=10)
     sender = mind.sender("r1", 0.0)
@@ -59,17 +49,6 @@ def test_silent_senders_are_forgotten_late_and_those_with_traces_never():
     assert mind.senders == {}
 
 
-def test_a_sender_is_doubtful_only_after_one_was_forgotten_and_until_it_sends_something_new():
-    mind = memory(keep_s=10.0)
-    assert not mind.sender("first", 0.0).doubtful
-    mind.sweep(100.0)
-    again = mind.sender("first", 100.0)
-    assert again.doubtful
-    again.saw_new(7)
-    assert not again.doubtful
-    assert again.floor == 6
-
-
 def test_a_reserve_is_forgotten_by_age_but_not_while_its_lease_lives():
     mind = memory()
     sender = mind.sender("r1", 0.0)
@@ -83,15 +62,6 @@ def test_a_reserve_is_forgotten_by_age_but_not_while_its_lease_lives():
     table.end(lease, LeaseTransition.RELEASE, 51.0)
     mind.sweep(61.0)
     assert sender.reserves == {}
-    mind.check()
-
-
-def test_too_many_reserves_push_out_the_oldest_that_is_over():
-    mind = memory(keep=2)
-    sender = mind.sender("r1", 0.0)
-    for rid in ("a", "b", "c"):
-        mind.note_reserve(sender, rid, Refusal.FULL, 0.0)
-    assert list(sender.reserves) == ["b", "c"]
     mind.check()
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pytest
-
 from gangline.runtime.timers import IdLease
 from gangline.schemas.records.workers import HeldShare, LimitRecord
 from gangline.worker.slots import share_core
-from gangline.worker.slots.share_core import PATIENCE_S, WANT_AFTER_S, ShareCore
+from gangline.worker.slots.share_core import WANT_AFTER_S, ShareCore
 
 from ...support.rows import in_rows
 
@@ -133,20 +131,6 @@ def test_who_waits_gets_an_idle_unit() -> None:
     assert b.start(0.24) and not a.start(0.24)
 
 
-def test_a_unit_in_use_goes_to_who_waits_when_it_becomes_idle_even_if_more_callers_wait_here() -> None:
-    a, b = nodes("a", "b", limit=1)
-    assert a.start(0.1) and not b.start(0.1)
-    a.pressed = True
-    settle_all([b, a], 0.2)
-    a.running = 0
-    assert a.start(0.21), "it has not waited for long yet"
-    a.settle(0.2 + PATIENCE_S)
-    a.running = 0
-    assert not a.start(0.4), "the unit is kept for the other worker"
-    settle_all([a, b], 0.4)
-    assert b.start(0.4)
-
-
 def test_a_unit_is_not_used_from_before_it_is_given_up_is_written() -> None:
     a, b = nodes("a", "b", limit=1)
     b.start(0.1)
@@ -184,36 +168,6 @@ def test_nothing_starts_once_the_heartbeat_may_have_expired_until_the_share_is_w
     a.core.refused(5.0)
     a.settle(5.0)
     assert a.start(5.0)
-
-
-def test_a_share_outlives_a_worker_by_its_heartbeat_and_then_goes_to_others() -> None:
-    a, b = nodes("a", "b", limit=1)
-    a.start(0.1)
-    for now in (1.0, 2.0):
-        b.beat(now)
-        b.start(now)
-        b.settle(now)
-        assert b.units == 0
-    for now in (3.0, 4.0, 5.0):
-        b.beat(now)
-        b.start(now)
-        b.settle(now)
-    assert (a.units, b.units) == (0, 1)
-    a.beat(6.0)
-    a.settle(6.0)
-    assert not a.start(6.0) and a.units == 1, "what still runs counts"
-
-
-def test_a_worker_whose_own_heartbeat_had_lapsed_lets_the_others_come_back() -> None:
-    a, b = nodes("a", "b", limit=1)
-    now = 20.0
-    b.beat(now)
-    b.start(now)
-    b.settle(now)
-    assert b.units == 0
-    a.beat(now + 1.0)
-    a.settle(now + 1.0)
-    assert a.start(now + 1.0)
 
 
 def test_a_restarted_worker_does_not_inherit_the_share_of_its_predecessor() -> None:
@@ -291,9 +245,6 @@ def test_a_write_that_does_not_concern_a_worker_makes_it_read_nothing() -> None:
     )
 
 
-# -- at random ----------------------------------------------------------------------------------------------------
-
-
 def test_a_worker_that_leaves_says_which_units_it_has_just_used() -> None:
     a, b = nodes("a", "b", limit=4, interval_s=10.0)
     assert (a.units, b.units) == (2, 1)
@@ -338,26 +289,6 @@ def test_units_that_were_taken_without_an_answer_count_as_in_use(refuse: Callabl
     refuse(b.core)
     b.read(0.4)
     assert b.units == 2 and b.core.spent() == 1
-
-
-def test_the_rate_of_the_worker_that_started_last_counts() -> None:
-    (a,) = nodes("a", limit=1, interval_s=0.5)
-    later = Node(a.ledger, "b", 3, at=5.0, interval_s=0.1)
-    later.beat(0.1)
-    later.settle(0.1)
-    a.settle(0.2)
-    assert a.core.interval_s == 0.1 and a.core.limit == 3
-    assert a.ledger.record is not None and a.ledger.record.rate_per_s == pytest.approx(30.0)
-
-
-def test_who_waits_for_a_unit_in_use_gets_it_when_it_is_idle() -> None:
-    a, b = nodes("a", "b", limit=1, interval_s=0.5)
-    assert a.start(0.1) and not b.start(0.15)
-    settle_all([b, a], 0.2)
-    assert a.core.next_at(0.31, 0.6) == 0.6, "nobody tells it that the unit is idle then"
-    a.running = 0
-    settle_all([a, b], 0.6)
-    assert b.start(0.6) and not a.start(0.6)
 
 
 def test_a_unit_is_kept_for_a_caller_that_waits_for_something_else() -> None:

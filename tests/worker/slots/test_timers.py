@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.runtime.timers import NEVER, DeadlineHeap
@@ -52,6 +52,7 @@ def test_dead_entries_do_not_pile_up():
     assert len(heap) <= 65
 
 
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["push", "move", "kill", "pop", "compact"]), st.integers(0, 9), st.integers(0, 50))

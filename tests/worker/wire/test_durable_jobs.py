@@ -35,30 +35,7 @@ def attach(request_id: int, job: str = "j1", *, flags: int = 0, **more: Any) -> 
     return task(request_id, "", deadline_ms=None, flags=ATTACH | flags, meta=meta(job, **more))
 
 
-async def two_hands(rig: Rig) -> tuple[Hand, Hand]:
-    return rig.hand, await rig.new_hand("other")
-
-
 # -- one execution ----------------------------------------------------------------------------------------------------
-
-
-@on_rig()
-async def test_a_task_of_a_job_that_runs_starts_nothing_and_gets_the_same_answer(rig: Rig, other: Hand):
-    rig.hand.send(task(1, "wait", ["a"], meta=meta()))
-    await rig.hand.quiet()
-    other.send(task(7, "wait", ["a"], meta=meta(attempt=2)), attach(8))
-    rig.hand.send(task(2, "wait", ["a"], meta=meta()))
-    await other.quiet()
-    assert rig.gates.started == ["a"]
-    assert rig.worker.core.load == Load(1, 0, 2), "attached requests take no slot"
-    rig.worker.core.check()
-    rig.gates.open.set()
-    assert await rig.hand.answer(1) == [OK, 1, "a done"]
-    assert await rig.hand.answer(2) == [OK, 2, "a done"]
-    assert await other.answer(7) == [OK, 7, "a done"]
-    assert await other.answer(8) == [OK, 8, "a done"]
-    assert rig.events("start", "end") == ["start", "end"]
-    assert rig.at_rest()
 
 
 @on_rig()
@@ -111,18 +88,6 @@ async def test_the_answer_of_an_ended_job_is_kept_for_whoever_asks(rig: Rig, oth
     await asyncio.sleep(61)
     assert await other.ask(*attach(70_002)) == [REJECTED, 70_002, "unknown_job"]
     assert rig.worker.core.statistics()["jobs"] == 0
-
-
-@on_rig()
-async def test_a_job_that_failed_starts_again_for_a_later_attempt_only(rig: Rig, other: Hand):
-    failed = await rig.hand.ask(*task(1, "fail", ["no"], meta=meta(attempt=2)))
-    assert failed[:3] == [ERROR, 1, "task_failed"]
-    for number, attempt in enumerate((1, 2), 1):
-        assert (await other.ask(*task(number, "fail", ["no"], meta=meta(attempt=attempt))))[2:] == failed[2:]
-    assert rig.events("start") == ["start"]
-    assert (await other.ask(*attach(3, attempt=3)))[2:] == failed[2:], "to attach starts nothing"
-    assert await other.ask(*task(4, "echo", ["well"], meta=meta(attempt=3))) == [OK, 4, "well"]
-    assert await other.ask(*attach(5)) == [OK, 5, "well"]
 
 
 @on_rig()

@@ -109,7 +109,7 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
     assert not running
 
 
-@in_rows("seed", range(repetitions(5, whole=60)))
+@in_rows("seed", range(repetitions(2, whole=30)))
 async def test_whatever_is_said_a_job_runs_once_at_a_time_and_each_request_is_answered_once(seed: int):
     rng = random.Random(seed)
     async with Rig(slots=3) as rig:

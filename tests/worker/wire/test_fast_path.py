@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.deadline import current_deadline
-from gangline.schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, RequestOp, ReserveFlag, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, ReserveFlag, TaskFlag
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.wire import frame_server as express
 
@@ -92,20 +92,6 @@ async def test_those_that_wait_keep_their_slots_and_hold_up_nobody(rig: Rig):
 
 
 @on_rig()
-async def test_a_cancellation_in_the_same_message_reaches_one_that_waits(rig: Rig):
-    rig.hand.send(task(1, "wait"), (int(RequestOp.CANCEL), 1))
-    assert (await rig.hand.answer(1))[:3] == [ERROR, 1, "task_cancelled"]
-    assert rig.at_rest()
-
-
-@on_rig()
-async def test_arguments_that_do_not_fit_start_nothing(rig: Rig):
-    assert (await rig.hand.ask(*task(1, "double", ["x"])))[:3] == [ERROR, 1, "invalid_arguments"]
-    assert rig.events("start", "end") == []
-    assert rig.at_rest()
-
-
-@on_rig()
 async def test_a_single_use_token_is_used_up_and_a_lease_has_its_slot_back(rig: Rig):
     single = await rig.hand.grant(1, flags=int(ReserveFlag.SINGLE_USE))
     lease = await rig.hand.grant(2)
@@ -171,11 +157,3 @@ async def test_jobs_go_the_same_way_and_are_known_afterwards(rig: Rig):
     assert await rig.hand.ask(*again) == [OK, 7, 4], "it was done, and is not done again"
     rig.worker.core.check()
     assert rig.at_rest()
-
-
-@on_rig()
-async def test_the_largest_answer_of_a_job_leaves_room_for_a_longer_id(rig: Rig):
-    meta = {"job": "j1", "endpoint": "thumbs", "attempt": 1}
-    size = rig.hub.max_payload - ENVELOPE_BYTES - 12
-    assert (await rig.hand.ask(*task(1, "big", [size], meta=meta)))[2] == "invalid_result"
-    assert (await rig.hand.ask(*task(2, "big", [size])))[0] == OK

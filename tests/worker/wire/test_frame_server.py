@@ -16,9 +16,6 @@ from ...support.worker.rig import Rig, on_rig, reserve, task
 OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
-# -- tasks ------------------------------------------------------------------------------------------------------------
-
-
 @on_rig()
 async def test_answers_of_one_turn_share_a_message_and_carry_the_load(rig: Rig):
     rig.hand.send(task(1, "nope"), task(2, "wait"), reserve(3), task(4, "wait"))
@@ -39,16 +36,6 @@ async def test_a_full_worker_rejects_and_remembers_that_it_did(rig: Rig):
     rig.hand.send(task(3))
     await rig.hand.quiet()
     assert rig.hand.answers_to(3) == [[REJECTED, 3, "full"]] * 2, "its caller went elsewhere: never start it now"
-
-
-@on_rig()
-async def test_a_task_that_raises_is_an_error_that_may_have_started(rig: Rig):
-    answer = await rig.hand.ask(*task(1, "fail", ["out of luck"]))
-    assert answer[:4] == [ERROR, 1, "task_failed", "images.fail raised ValueError: out of luck"]
-    assert answer[4]["type"] == "ValueError"
-    assert "Traceback" in answer[4]["traceback"]
-    assert answer[5] is True
-    assert rig.at_rest()
 
 
 @on_rig()
@@ -135,21 +122,6 @@ async def test_a_task_that_costs_more_than_this_worker_was_given_may_fit_another
     assert await rig.hand.ask(*task(1, "heavy")) == [REJECTED, 1, "full"]
 
 
-# -- duplicates and lost answers --------------------------------------------------------------------------------------
-
-
-@on_rig()
-async def test_a_duplicate_of_a_running_task_starts_nothing_and_gets_the_one_answer(rig: Rig):
-    rig.hand.send(task(1, "wait"), task(1, "wait"))
-    await rig.hand.quiet()
-    rig.hand.send(task(1, "wait"))
-    await rig.hand.quiet()
-    assert rig.gates.started == [""]
-    rig.gates.open.set()
-    await rig.hand.answer(1)
-    assert len(rig.hand.answers) == 1
-
-
 @on_rig(answer_retention_s=1.0)
 async def test_an_answer_too_old_to_be_kept_is_called_lost(rig: Rig):
     await rig.hand.ask(*task(5, "double", [4]))
@@ -161,9 +133,6 @@ async def test_an_answer_too_old_to_be_kept_is_called_lost(rig: Rig):
     assert answer[2] == "result_lost"
     assert answer[5] is True, "it may well have run"
     assert rig.worker.statistics().tasks["started"] == 1
-
-
-# -- leases -----------------------------------------------------------------------------------------------------------
 
 
 @on_rig()
@@ -236,9 +205,6 @@ async def test_a_reserve_that_is_too_late_holds_nothing(rig: Rig):
     assert rig.at_rest()
 
 
-# -- epochs -----------------------------------------------------------------------------------------------------------
-
-
 @on_rig()
 async def test_what_was_sent_to_an_earlier_process_of_that_name_is_never_called_unknown(rig: Rig):
     epoch = rig.worker.core.epoch
@@ -263,9 +229,6 @@ async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
     assert rig.at_rest()
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
-
-
 @on_rig()
 async def test_an_item_that_fits_no_message_ends_the_stream(rig: Rig):
     rig.hub.max_payload = 10_000
@@ -275,9 +238,6 @@ async def test_an_item_that_fits_no_message_ends_the_stream(rig: Rig):
     assert "item 0 of images.count is 20" in answer[3]
     await rig.hand.quiet()
     assert rig.at_rest()
-
-
-# -- sizes ------------------------------------------------------------------------------------------------------------
 
 
 @on_rig()
@@ -306,20 +266,6 @@ async def test_an_error_too_large_for_a_message_is_cut(rig: Rig):
     assert answer[2] == "task_failed"
     assert answer[4] is None
     assert len(answer[3]) <= 2_000
-
-
-# -- what is not even a request ---------------------------------------------------------------------------------------
-
-
-@on_rig()
-async def test_a_malformed_envelope_is_answered_with_an_error_and_nothing_of_it_is_done(rig: Rig):
-    too_short, other_version, bad_frame = [1, 2], [99, 1, "s", []], [1, 1, "s", [[1, "a"]]]
-    for data in (b"", b"zz", *map(codec.pack, (too_short, other_version, bad_frame))):
-        rig.hand.messages.clear()
-        rig.hand.send_raw(data, reply=rig.hand.reply)
-        await rig.hand.quiet()
-        assert [message.headers["Nats-Service-Error-Code"] for message in rig.hand.messages] == ["400"], data
-        assert rig.at_rest(), data
 
 
 @on_rig()

@@ -86,27 +86,12 @@ async def test_stats_tell_what_is_held(rig: Rig, fmt):
 
 
 @on_rig()
-async def test_a_worker_is_drained_over_the_wire(rig: Rig):
-    rig.hand.send(task(1, "wait"))
-    await rig.hand.quiet()
-    body, _ = await rig.hand.request("drain", {})
-    assert (body["draining"], body["load"]["draining"]) == (True, True)
-    body, _ = await rig.hand.request("reserve", {})
-    assert (body["accepted"], body["reason"]) == (False, "draining")
-    rig.gates.open.set()
-    await asyncio.wait_for(rig.worker.wait_closed(), 1.0)
-    assert rig.keys() == []
-
-
-@on_rig()
 async def test_a_dispatch_is_stopped_at_its_timeout(rig: Rig):
     token = (await accepted(rig))["token"]
     body, headers = await rig.hand.request("dispatch", {"token": token, "method": "wait", "timeout_s": 0.5})
     assert (body["code"], body["may_have_started"]) == ("deadline_exceeded", True)
     assert headers["Nats-Service-Error-Code"] == "504"
 
-
-# -- what is wrong, each with its text --------------------------------------------------------------------------------
 
 TOKEN = "x" * 22
 WRONG: list[tuple[str, Any, str, str]] = [

@@ -63,9 +63,6 @@ async def used_again_after(work: Work) -> tuple[bool, Piece]:
     return first.number == second.number, second
 
 
-# -- again, or not ------------------------------------------------------------------------------------------------
-
-
 @in_rows("run_loop", [asyncio.run, uvloop.run])
 def test_executions_that_wait_one_after_the_other_share_a_task_on_each_loop(run_loop: RunLoop):
     async def life() -> set[int]:
@@ -201,34 +198,6 @@ async def test_no_more_tasks_are_kept_than_there_is_room_for(monkeypatch):
         await run_all(carriers, pieces)
         await asyncio.sleep(0)
         assert len([task for task in asyncio.all_tasks() if task.get_name() == IDLE]) == 2
-
-
-# -- apart --------------------------------------------------------------------------------------------------------
-
-
-async def test_each_execution_has_its_own_name_and_variables():
-    async def work(name: str) -> tuple[str, str, str]:
-        before = MARK.get()
-        MARK.set(name)
-        await asyncio.sleep(0.001)
-        return before, MARK.get(), asyncio.current_task().get_name()
-
-    async with warm() as carriers:
-        seen, tasks = [], set()
-        for name in ("a", "b"):
-            piece = Piece(work, name, name=f"p.{name}")
-            carriers.add(piece)
-            carriers.step()
-            await piece.over.wait()
-            tasks.add(piece.number)
-            await asyncio.sleep(0)
-            assert {task.get_name() for task in asyncio.all_tasks()} == {"test", IDLE}
-            seen.append(piece.outcome)
-    assert seen == [("none", "a", "p.a"), ("none", "b", "p.b")]
-    assert len(tasks) == 1
-
-
-# -- carriers at rest ---------------------------------------------------------------------------------------------
 
 
 async def test_a_carrier_that_is_cancelled_while_it_rests_ends_and_others_take_over():

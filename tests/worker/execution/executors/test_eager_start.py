@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from gangline.testing import VirtualLoop
 from gangline.worker.execution.executors.eager_start import EagerStarter
 
 from ....support.rows import in_rows
@@ -69,9 +68,6 @@ async def end_of(*pieces: Piece) -> list[Any]:
 async def nap() -> str:
     await asyncio.sleep(0.001)
     return "slept"
-
-
-# -- the first step ---------------------------------------------------------------------------------------------------
 
 
 @NEW_AND_OLD
@@ -145,9 +141,6 @@ async def test_the_starts_of_one_turn_may_come_from_an_execution_itself(starter:
     assert await end_of(piece, inner) == [(True, True), "slept"]
 
 
-# -- the current task, its name, and context variables ----------------------------------------------------------------
-
-
 async def test_each_that_waits_has_one_current_task_to_its_end_and_none_is_shared(starter: EagerStarter):
     async def work() -> list[asyncio.Task[Any] | None]:
         seen = [asyncio.current_task()]
@@ -200,16 +193,6 @@ async def test_context_variables_stay_with_their_execution(starter: EagerStarter
     assert MARK.get() == "none"
 
 
-async def test_a_callback_that_it_schedules_sees_its_variables(starter: EagerStarter):
-    async def work() -> str:
-        MARK.set("mine")
-        seen = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(lambda: seen.set_result(MARK.get()))
-        return await seen
-
-    assert await end_of(*start(starter, work)) == ["mine"]
-
-
 async def test_time_limits_and_groups_work_from_the_first_step_on(starter: EagerStarter):
     async def late() -> None:
         async with asyncio.timeout(0.5):
@@ -230,25 +213,6 @@ async def test_time_limits_and_groups_work_from_the_first_step_on(starter: Eager
     assert sums.outcome == 3
     assert isinstance(slow.outcome, TimeoutError)
     await close(starter)
-
-
-async def test_who_waits_for_the_task_or_asked_to_be_called_hears_of_the_end(starter: EagerStarter):
-    heard: list[str] = []
-
-    async def wait_for(task: asyncio.Task[Any]) -> None:
-        await task
-        heard.append("waited")
-
-    async def work() -> None:
-        task = asyncio.current_task()
-        task.add_done_callback(lambda _: heard.append("called"))
-        waiting.append(asyncio.create_task(wait_for(task)))
-        await asyncio.sleep(0.001)
-
-    waiting: list[asyncio.Task[None]] = []
-    await end_of(*start(starter, work))
-    await waiting[0]
-    assert sorted(heard) == ["called", "waited"]
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -280,17 +244,6 @@ async def test_nothing_of_an_execution_lives_on_after_it(starter: EagerStarter, 
         assert known() is None
     finally:
         gc.enable()
-
-
-# -- cancellation -----------------------------------------------------------------------------------------------------
-
-
-async def test_a_cancelled_wait_ends_with_the_cancellation(starter: EagerStarter):
-    (piece,) = start(starter, asyncio.Event().wait)
-    await asyncio.sleep(0)
-    piece.task.cancel()
-    (outcome,) = await end_of(piece)
-    assert isinstance(outcome, asyncio.CancelledError)
 
 
 @NEW_AND_OLD
@@ -369,49 +322,6 @@ async def test_one_that_cancels_itself_and_ends_without_a_wait_has_its_result_an
     assert await end_of(*pieces) == ["done", "slept", "done", "slept"]
 
 
-# -- odd coroutines, and loops ----------------------------------------------------------------------------------------
-
-
-async def test_what_it_yields_to_the_loop_is_the_loops_business(starter: EagerStarter):
-    async def bare() -> str:
-        await asyncio.sleep(0)
-        return "once more"
-
-    done = asyncio.get_running_loop().create_future()
-    done.set_result("ready")
-
-    async def at_once() -> str:
-        return await done
-
-    assert await end_of(*start(starter, bare, at_once)) == ["once more", "ready"]
-    await close(starter)
-
-
-async def test_whatever_can_be_awaited_will_do(starter: EagerStarter):
-    class Later:
-        def __await__(self) -> Any:
-            yield from asyncio.sleep(0.001).__await__()
-            return "later"
-
-    assert await end_of(*start(starter, Later)) == ["later"]
-
-
-async def test_what_asyncio_refuses_to_wait_for_is_an_error_at_that_wait(starter: EagerStarter):
-    class Wrong:
-        def __await__(self) -> Any:
-            yield "nothing to wait for"
-
-    async def work() -> str:
-        try:
-            await Wrong()
-        except RuntimeError as error:
-            return str(error)
-        return "waited"
-
-    (outcome,) = await end_of(*start(starter, work))
-    assert "bad yield" in outcome
-
-
 @in_rows("run_loop", [asyncio.run, uvloop.run])
 def test_it_runs_on_each_loop(run_loop: RunLoop, way: type[EagerStarter]):
     async def work() -> str:
@@ -435,26 +345,3 @@ def test_an_execution_that_still_waits_when_the_loop_ends_is_cancelled(run_loop:
         return piece
 
     assert isinstance(run_loop(life()).outcome, asyncio.CancelledError)
-
-
-def test_nobody_is_told_of_an_execution_whose_loop_was_closed_under_it(way: type[EagerStarter]):
-    closed: list[str] = []
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            closed.append("closed")
-
-    async def life() -> None:
-        pieces.extend(start(way(asyncio.get_running_loop()), work))
-
-    pieces: list[Piece] = []
-    loop = VirtualLoop()
-    loop.run_until_complete(life())
-    loop.close()
-    task = pieces[0].task
-    task._log_destroy_pending = False
-    task.get_coro().close()  # as when it is collected
-    assert closed == ["closed"]
-    assert not pieces[0].over.is_set()

@@ -26,18 +26,6 @@ async def test_a_coroutine_gives_its_result():
         assert await harness.run("work", x="3") == Outcome(value={"x": 3})
 
 
-async def test_a_plain_function_can_run_on_the_loop():
-    pool = Pool("p")
-
-    @pool.task(executor="async")
-    def work() -> int:
-        asyncio.get_running_loop()
-        return 1
-
-    async with running(pool) as harness:
-        assert await harness.value("work") == 1
-
-
 async def test_what_a_task_raises_comes_with_type_text_and_its_own_traceback():
     async def work() -> None:
         raise ValueError("no such thing")
@@ -107,16 +95,6 @@ async def test_a_task_that_cancels_itself_ends_as_cancelled():
         error = (await harness.run("work")).error
     assert isinstance(error, TaskCancelled)
     assert str(error) == "p.work cancelled itself"
-
-
-async def test_a_result_without_a_form_on_the_wire_is_an_error():
-    async def work():
-        return {"a": [object()]}
-
-    async with running(pool_of(work)) as harness:
-        error = (await harness.run("work")).error
-    assert isinstance(error, InvalidResult)
-    assert "result.a[0] has the type object" in str(error)
 
 
 STEPS = 6
@@ -240,9 +218,6 @@ async def test_the_callers_deadline_stands_when_it_comes_before_the_tasks_own():
         assert await harness.value("work", options={"deadline": deadline}) == pytest.approx(7)
 
 
-# -- streams ------------------------------------------------------------------------------------------------------
-
-
 EACH = in_rows("method", ["numbers", "plain_numbers", "numbers_in_thread", "plain_numbers_in_thread"])
 ON_THE_LOOP = in_rows("method", ["numbers", "plain_numbers"])
 
@@ -347,9 +322,6 @@ async def test_a_long_generator_that_awaits_nothing_lets_others_have_the_loop(me
         await asyncio.sleep(0)
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
-
-
-# -- the rest -----------------------------------------------------------------------------------------------------
 
 
 async def test_executors_that_do_not_run_launch_nothing():

@@ -29,7 +29,7 @@ _places = st.lists(st.none() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(
 
 
 @given(messages=st.lists(_places, max_size=6), cuts=st.lists(st.integers(1, 200), min_size=1))
-@settings(max_examples=repetitions(25, whole=settings().max_examples))
+@settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
 def test_bodies_come_out_whole_however_the_bytes_arrive(messages, cuts):
     data = b"".join(pack_for_worker(ToWorker.ITEM, *places) for places in messages)
     splitter = Splitter()

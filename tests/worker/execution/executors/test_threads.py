@@ -179,9 +179,6 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
     assert closed == [True]
 
 
-# -- streams ------------------------------------------------------------------------------------------------------
-
-
 @in_rows("method", ["numbers_in_thread", "plain_numbers_in_thread"])
 @pytest.mark.realtime
 async def test_a_stream_waits_for_its_reader(method):
@@ -206,9 +203,6 @@ async def test_virtual_time_passes_while_a_thread_waits_for_its_reader():
             assert launched.items == list(range(taken))
             launched.execution.credit(1)
         assert await launched.done == Outcome(items=5)
-
-
-# -- threads alone ------------------------------------------------------------------------------------------------
 
 
 def test_idle_threads_end_when_closed_and_busy_ones_after_their_job():

@@ -411,11 +411,6 @@ async def test_cancelling_the_wait_does_not_stop_the_drain(rig: Rig):
 
 
 @on_rig()
-async def test_an_idle_worker_drains_at_once(rig: Rig):
-    await asyncio.wait_for(rig.worker.drain(), 0.1)
-
-
-@on_rig()
 async def test_requests_on_their_way_to_a_worker_that_leaves_are_answered(rig: Rig):
     subject, bus = rig.worker.names.worker(rig.worker.id, "reserve"), rig.hand.bus
     stopping, asked = asyncio.create_task(rig.worker.stop()), []

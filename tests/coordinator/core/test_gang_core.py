@@ -231,18 +231,6 @@ def test_back_fill_uses_what_the_head_does_not_wait_for():
     assert world.states() == {"a": "formed", "head": "queued", "other": "formed"}
 
 
-def test_slots_kept_are_given_back_when_the_head_gives_up():
-    world = world_of(2)
-    worker = world.worker("w0")
-    worker.plain = 1
-    heartbeats(world)
-    world.acquire("a", 2)
-    world.advance(6.0)
-    assert worker.kept == {"a": 1}
-    world.release("a", flush=True)
-    assert not worker.kept
-
-
 def test_slots_that_are_kept_are_not_said_to_be_in_use_by_tasks():
     world = world_of(2)
     worker = world.worker("w0")

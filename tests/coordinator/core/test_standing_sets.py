@@ -40,16 +40,6 @@ def test_a_set_is_kept_up_and_scaled_by_whole_gangs():
     assert world.states() == {}
 
 
-def test_a_gang_of_a_set_that_crashes_comes_back_and_the_others_are_not_touched():
-    world = world_with_set(4, gangs=2)
-    holder = world.holder("s-1-1")
-    world.report(holder, "s-1-1")
-    world.advance(1.0)
-    assert formed(world) == ["s-1-1", "s-1-2"]
-    assert world.core.get("s-1-1").generation == 2
-    assert world.kinds("s-1-2") == ["queued", "formed", "ready"]
-
-
 def test_a_new_template_rolls_gang_by_gang_with_never_fewer_formed():
     world = world_with_set(6, gangs=2)
     world.declare("s", 2, priority=1)
@@ -169,13 +159,6 @@ def test_the_last_gang_of_several_that_serves_goes_on_serving_until_a_replacemen
     world.add_worker("w10", 1)
     world.advance(10.0)
     assert len(formed(world)) == 2 and not {"s-1-1", "s-1-2"} & set(formed(world))
-
-
-def test_without_any_patience_the_old_gang_goes_first_at_once():
-    world = world_with_set(2, gangs=1)
-    world.declare("s", 1, priority=1, surge_wait_s=0.0, retire_s=0.0, flush=True)
-    world.advance(0.01)
-    assert world.states() == {"s-1-2": "formed"}
 
 
 def slowly(world: World, *gangs: str) -> None:

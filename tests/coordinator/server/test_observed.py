@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gangline.coordinator.service import CoordinatorState
-from gangline.schemas.errors.base import GangImpossible
 from gangline.telemetry.tracing import tracer
 
 from ...otel import memory_reader, reading_of
@@ -69,14 +68,6 @@ async def test_a_gang_is_one_trace_with_a_span_for_each_hold_and_member(system, 
 
     told = [body["traceparent"] for op, body in system.workers["w1"].asked if op == "form"]
     assert [text.split("-")[2] for text in told] == [f"{span.context.span_id:016x}" for span in generations]
-
-
-async def test_a_gang_that_is_refused_leaves_one_failed_span(system, spans):
-    await system.lead()
-    with pytest.raises(GangImpossible):
-        await system.owner.acquire(pool="train", size=1)
-    (root,) = named(spans, "gangline.gang")
-    assert root.attributes["error.type"] == "gang_impossible"
 
 
 async def test_a_new_leader_goes_on_in_the_same_trace(system, spans, leader):

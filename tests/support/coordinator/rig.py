@@ -103,13 +103,6 @@ class ScriptedWorker:
                 if found is None:
                     await self.register()
 
-    async def new_epoch(self) -> None:
-        """As after a freeze: all leases are void."""
-        self.epoch += 1000
-        self.holds.clear()
-        self.members.clear()
-        await self.register()
-
     async def freeze(self) -> None:
         """It answers and writes nothing; the connection stays open."""
         self.silent = set(Operation)
@@ -120,11 +113,6 @@ class ScriptedWorker:
         """As after SIGKILL."""
         await self.freeze()
         await self._subscription.unsubscribe()
-
-    async def leave(self) -> None:
-        await self.vanish()
-        await self.kv.delete(self.names.alive_key(self.id))
-        await self.kv.delete(self.names.registration_key(self.id))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

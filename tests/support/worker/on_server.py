@@ -10,7 +10,6 @@ from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings, KeyValue
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
-from gangline.schemas.wire import codec
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
@@ -65,10 +64,6 @@ class WorkerOnServer:
 
     async def keys(self, pattern: str = "lease.*.*.*") -> list[str]:
         return [entry.key for entry in await self.kv.entries(pattern)]
-
-    async def value(self, key: str) -> Any:
-        entry = await self.kv.get(key)
-        return None if entry is None else codec.from_json(entry.value)
 
     def has_leases(self, count: int) -> Callable[[], Any]:
         async def look() -> bool:

@@ -224,15 +224,6 @@ async def test_a_cancelled_task_lets_go_of_its_model():
 
 
 @pytest.mark.realtime
-async def test_a_thread_gets_its_model_too():
-    pool = modelled()
-    pool.loader = lambda model_id: {"id": model_id}
-    async with running(pool) as harness:
-        assert await harness.value("use_in_thread", options={"model_id": "a"}) == "a"
-        assert harness.executors.models == ("a",)
-
-
-@pytest.mark.realtime
 async def test_a_thread_that_waits_for_room_is_woken_when_it_is_cancelled():
     async with running(modelled()) as harness:
         holding = harness.launch("use", work_s=1000, options={"model_id": "a"})

@@ -172,16 +172,6 @@ async def test_a_failing_reading_stops_nothing_until_the_member_was_cut_off_for_
 
 
 @on_rig()
-async def test_storage_that_comes_back_in_time_stops_nothing(rig: Rig, leader: Leader):
-    (seat,) = await leader.gang()
-    rig.hub.storage_down()
-    await asyncio.sleep(15.0)
-    rig.hub.storage_back()
-    await asyncio.sleep(60.0)
-    assert (await rig.hand.ask(*task(1, token=seat.token)))[0] == OK
-
-
-@on_rig()
 async def test_a_hold_at_the_start_of_a_drain_is_looked_up_at_once(rig: Rig, leader: Leader):
     await leader.hold("lost", hold_s=60.0)
     await leader.committed(hold_s=60.0)
@@ -190,13 +180,6 @@ async def test_a_hold_at_the_start_of_a_drain_is_looked_up_at_once(rig: Rig, lea
     assert load_of(rig) == (0, 1), "the commit had come before the drain"
     assert (await leader.teardown())["stopped"]
     await draining
-
-
-@on_rig()
-async def test_a_worker_that_leaves_forgets_its_holds(rig: Rig, leader: Leader):
-    await leader.hold(hold_s=60.0)
-    await rig.worker.stop()
-    assert rig.worker.core.at_rest and rig.journal[-1]["event"] == "leave" and rig.journal[-1]["reserved"] == 0
 
 
 @on_rig()

@@ -204,15 +204,3 @@ async def test_write_now_of_a_lease_that_is_gone_or_a_storage_that_is_away_raise
         ledger.leases["a"] = ("lease", ledger.now + 5)
         with pytest.raises(StorageUnavailable):
             await ledger.writer.write_now("a")
-
-
-async def test_a_stopped_writer_writes_nothing_more():
-    async with Ledger() as ledger:
-        ledger.grant("a")
-        await ledger.writer.stop()
-        await ledger.writer.stop()
-        ledger.grant("b")
-        ledger.writer.reconcile()
-        await asyncio.sleep(1.0)
-        assert ledger.tokens() == []
-        assert repr(ledger.writer) == "LedgerWriter(images.w1, 0 keys, 2 pending)"

@@ -99,16 +99,6 @@ async def test_no_caller_can_give_it_or_sees_it(pool: Pool):
             pool.find("store").bind(["a", {}], None)
 
 
-async def test_the_function_itself_is_as_it_was(pool: Pool):
-
-    @pool.task
-    async def store(path: str, db: Annotated[Database, Resource]) -> str:
-        return f"{path} in {db.name}"
-
-    async with running(pool):
-        assert await store("a", Database()) == "a in db"
-
-
 async def test_a_worker_whose_lifespans_yield_no_such_thing_does_not_start():
     pool, closed = Pool("images"), []
 

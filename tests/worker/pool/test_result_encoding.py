@@ -230,16 +230,6 @@ _values = st.recursive(
 
 @given(value=_values)
 @settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
-def test_whatever_is_let_through_can_be_written(value):
-    try:
-        plain = to_wire(value, "p.work")
-    except InvalidResult:
-        return
-    codec.check_depth(codec.unpack(codec.pack(plain)))
-
-
-@given(value=_values)
-@settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
 def test_what_is_packed_at_once_has_the_same_bytes_as_its_copy(value):
     result = encoder()
 

@@ -220,15 +220,6 @@ def test_a_teardown_ends_holds_of_its_generation(slots: GangSlots):
     assert slots.load == (0, 1), "that of the next generation stands"
 
 
-def test_seats_that_are_lost_before_they_formed_are_freed(slots: GangSlots):
-    hold = slots.held(slots=(1, 1))
-    first, second = seats_of(hold)
-    assert slots.teardown(only=[second.token]) == []
-    assert slots.load == (0, 1)
-    assert "rank 1" in slots.form(hold, seats=[first, second])
-    slots.formed(hold, seats=[first])
-
-
 def test_slots_are_set_aside_as_they_become_free_before_anybody_else_gets_them():
     slots = GangSlots(total=3)
     records = [slots.run(None) for _ in range(3)]

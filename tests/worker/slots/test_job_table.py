@@ -79,27 +79,6 @@ def test_too_many_bytes_of_items_are_lost_oldest_job_first():
     known.table.check()
 
 
-def test_a_listing_names_what_runs_and_then_what_ended_in_parts(known: KnownJobs):
-    for name in ("e1", "e2", "e3"):
-        known.end(known.begin(name))
-    running = [known.begin(name) for name in ("r1", "r2", "r3")]
-    known.begin("other", endpoint="o")
-    assert known.names("e") == (["r1", "r2", "r3", "e3", "e2", "e1"], None)
-    assert known.names("o") == (["other"], None)
-    first, more = known.names("e", most=2)
-    assert first == ["r1", "r2"]
-    known.end(running[2])
-    assert more is not None
-    second, more = known.names("e", more, 2)
-    assert second == ["r3", "e3"], "it ended meanwhile, and is named no less"
-    assert more is not None
-    third, more = known.names("e", more, 2)
-    assert third == ["e2", "e1"]
-    assert more is not None
-    assert known.names("e", more, 2) == ([], None)
-    assert known.names("e", "nonsense")[0] == known.names("e")[0]
-
-
 def test_of_too_many_unstored_ends_the_oldest_go_first(known: KnownJobs):
     jobs = [known.begin(name, acks=True) for name in "abcd"]
     for job in jobs:

@@ -220,18 +220,6 @@ def test_the_limit_of_the_worker_that_started_last_counts() -> None:
     assert old.core.limit == 1
 
 
-def test_a_draining_worker_gives_up_what_is_idle_and_leaves_the_record() -> None:
-    a, b = nodes("a", "b", limit=4)
-    a.start(0.1)
-    a.core.leaving = True
-    a.settle(0.1)
-    assert a.units == 1
-    a.running = 0
-    a.settle(0.2)
-    planned = a.core.leave()
-    assert planned is not None and "a" not in planned.shares
-
-
 def test_a_write_that_does_not_concern_a_worker_makes_it_read_nothing() -> None:
     a, b, c = nodes("a", "b", "c", limit=8)
     c.read(0.1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.deadline import current_deadline
-from gangline.schemas.wire.frames import AnswerOp, ReserveFlag, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.wire import frame_server as express
 
@@ -91,24 +91,6 @@ async def test_those_that_wait_keep_their_slots_and_hold_up_nobody(rig: Rig):
     assert rig.at_rest()
 
 
-@on_rig()
-async def test_a_single_use_token_is_used_up_and_a_lease_has_its_slot_back(rig: Rig):
-    single = await rig.hand.grant(1, flags=int(ReserveFlag.SINGLE_USE))
-    lease = await rig.hand.grant(2)
-    rig.hand.send(task(3, "double", [3], token=single), task(4, "double", [4], token=single))
-    rig.hand.send(task(5, "double", [5], token=lease), task(6, "double", [6], token=lease))
-    assert await rig.hand.answer(6) == [OK, 6, 12]
-    assert rig.hand.answers_to(3) == [[OK, 3, 6]]
-    assert rig.hand.answers_to(4)[0][:3] == [ERROR, 4, "unknown_token"]
-    assert rig.hand.answers_to(5) == [[OK, 5, 10]]
-    assert rig.worker.core.load[:2] == (0, 1)
-
-
-@on_rig()
-async def test_arguments_that_came_as_json_are_decoded(rig: Rig):
-    assert await rig.hand.ask(*task(1, "echo", ["aGk="], flags=int(TaskFlag.JSON))) == [OK, 1, "aGk="]
-
-
 async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
     seen: list[TaskContext] = []
 
@@ -127,19 +109,6 @@ async def test_a_task_sees_its_own_context_and_leaves_nothing_in_it():
     assert second[2] == ["hand.2", "look", 1, None, "none", False, False]
     assert seen[0] is not seen[1]
     assert seen[0]._ended and seen[1]._ended
-
-
-async def test_what_a_task_raises_at_its_first_step_ends_the_task_alone():
-    async def leave(how: str) -> None:
-        raise {"exit": SystemExit(3), "cancel": asyncio.CancelledError(), "plain": ValueError("no")}[how]
-
-    async with Rig(leave) as rig:
-        rig.hand.send(
-            *(task(n, "leave", [how]) for n, how in enumerate(("exit", "cancel", "plain"), 1)), task(4, "echo")
-        )
-        await rig.hand.answer(4)
-    codes = [frame[2] for frame in rig.hand.answers]
-    assert codes == ["task_failed", "task_cancelled", "task_failed", None]
 
 
 @on_rig(slots=2)

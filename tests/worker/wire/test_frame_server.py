@@ -200,12 +200,6 @@ async def test_a_reserve_for_too_much_or_too_long_is_an_error(rig: Rig):
 
 
 @on_rig()
-async def test_a_reserve_that_is_too_late_holds_nothing(rig: Rig):
-    assert await rig.hand.ask(*reserve(1, deadline_ms=0)) == [REJECTED, 1, "expired"]
-    assert rig.at_rest()
-
-
-@on_rig()
 async def test_what_was_sent_to_an_earlier_process_of_that_name_is_never_called_unknown(rig: Rig):
     epoch = rig.worker.core.epoch
     earlier = await rig.hand.ask(int(RequestOp.CHECK), 9, [1], epoch=epoch - 1)

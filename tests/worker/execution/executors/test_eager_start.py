@@ -102,22 +102,6 @@ async def test_what_fails_at_once_has_its_error_and_the_next_runs(starter: Eager
     assert await end_of(second) == ["slept"]
 
 
-@in_rows("wait", [True, False])
-@in_rows("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-async def test_whatever_it_raises_ends_this_execution_alone(
-    starter: EagerStarter, error: type[BaseException], wait: bool
-):
-    async def odd() -> None:
-        if wait:
-            await asyncio.sleep(0.001)
-        raise error("mine")
-
-    (piece,) = start(starter, odd)
-    (outcome,) = await end_of(piece)
-    assert type(outcome) is error
-    assert await end_of(*start(starter, nap)) == ["slept"]
-
-
 async def test_a_function_that_raises_before_it_gives_a_coroutine_has_failed(starter: EagerStarter):
     def broken() -> Any:
         raise ValueError("no coroutine")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 
 import pytest
@@ -42,20 +41,6 @@ async def test_as_many_threads_as_tasks_at_once_are_kept_for_reuse():
         second = [harness.launch("work") for _ in range(3)]
         assert {(await one.done).value for one in second} == threads
         assert harness.executors.statistics()["threads"] == 3
-
-
-async def test_context_variables_of_the_launch_are_seen_in_the_thread():
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-
-    def work() -> str:
-        value = variable.get()
-        variable.set("changed")
-        return value
-
-    async with running(pool_of(work)) as harness:
-        variable.set("mine")
-        assert await harness.value("work") == "mine"
-        assert variable.get() == "mine"
 
 
 @in_rows("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), ValueError()])
@@ -177,21 +162,6 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
     assert closed == [True]
-
-
-@in_rows("method", ["numbers_in_thread", "plain_numbers_in_thread"])
-@pytest.mark.realtime
-async def test_a_stream_waits_for_its_reader(method):
-    pool, _ = counting()
-    async with running(pool) as harness:
-        launched = harness.launch(method, options={"streams": True, "window": 3}, n=10)
-        await launched.until_items(3)
-        await asyncio.sleep(0.05)
-        assert launched.items == [0, 1, 2]
-        launched.execution.credit(2)
-        await launched.until_items(5)
-        launched.execution.credit(5)
-        assert await launched.done == Outcome(items=10)
 
 
 async def test_virtual_time_passes_while_a_thread_waits_for_its_reader():

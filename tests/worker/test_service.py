@@ -388,16 +388,6 @@ async def test_renewals_do_not_hold_up_a_drain(rig: Rig):
 
 
 @on_rig()
-async def test_a_stop_during_a_drain_cuts_it_short(rig: Rig):
-    rig.hand.send(task(2, "wait"))
-    await rig.hand.quiet()
-    draining = asyncio.create_task(rig.worker.drain(30.0))
-    await rig.hand.quiet(0.5)
-    await asyncio.wait_for(rig.worker.stop(), 1.0)
-    await draining
-
-
-@on_rig()
 async def test_cancelling_the_wait_does_not_stop_the_drain(rig: Rig):
     rig.hand.send(task(2, "wait"))
     await rig.hand.quiet()

@@ -13,6 +13,7 @@ from gangline.coordinator.scheduling.inventory import WorkerFacts
 from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import (
     GangEnded,
+    GangFailed,
     GangNotFormed,
     InvalidSettings,
     QueueFull,
@@ -144,6 +145,19 @@ def test_a_release_while_the_commit_is_on_its_way_ends_the_gang_after_it():
     assert world.answers[released].reply.state is GangState.ENDED
     assert asked in world.answers
     assert not world.ledger.members()
+
+
+def test_a_gang_that_uses_up_its_restarts_ends_and_says_so_to_those_who_wait():
+    world = world_of(1)
+    world.acquire("a", 1, max_restarts=1, backoff_s=5.0, flush=True)
+    world.report(world.worker("w0"), "a", flush=True)
+    asked = world.acquire("a", 1)
+    world.advance(6.0)
+    assert world.answers[asked].reply.generation == 2
+    world.report(world.worker("w0"), "a", flush=True)
+    assert world.states() == {}
+    assert world.core.get("a").reason == "crashed"
+    assert not isinstance(error_of(world, asked), GangFailed)
 
 
 # -- the queue --------------------------------------------------------------------------------------------------------
@@ -291,6 +305,16 @@ def test_only_lower_priority_is_preempted_and_only_what_is_needed():
     assert [gang for gang, step in states.items() if step == "queued"] == ["low0", "low1"]
     low = world.core.get("low0")
     assert (low.restarts, low.failures) == (1, 0), "it was planned"
+    world.acquire("in-vain", 2, priority=2, preempt=True, flush=True)
+    assert [gang for gang, step in world.states().items() if step == "queued"] == ["low0", "low1", "in-vain"]
+
+
+def test_a_gang_that_need_not_go_is_not_preempted_though_its_priority_is_the_lowest():
+    world = world_of(1, 2)
+    world.acquire("lower", 1, flush=True)
+    world.acquire("low", 1, slots=2, priority=1, flush=True)
+    world.acquire("high", 1, slots=2, priority=5, preempt=True, flush=True)
+    assert world.states() == {"lower": "formed", "low": "queued", "high": "formed"}
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

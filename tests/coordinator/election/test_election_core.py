@@ -35,6 +35,12 @@ def leader(name: str = "me") -> el.ElectionCore:
     return election
 
 
+def test_an_expiry_that_the_watch_missed_is_found():
+    election = el.ElectionCore("me")
+    [wake] = election.handle(read(10.0, term=1, revision=7, alive=1))
+    assert kinds(election.handle(el.ElectionTick(now=wake.at)))[0] == "ReadLeader"
+
+
 def test_a_candidate_waits_its_draw_and_looks_again_before_it_claims():
     election, at = candidate()
     assert at == pytest.approx(10.15)
@@ -76,6 +82,14 @@ def test_a_claim_whose_answer_was_lost_may_have_been_lost_itself():
     election.handle(el.ClaimUnknown(now=at + 5))
     assert kinds(election.handle(read(at + 5, term=2, instance="other", revision=11, alive=2))) == ["ElectionWake"]
     assert election.role is el.ElectionRole.FOLLOWER
+
+
+def test_the_loser_of_a_claim_waits_longer_before_the_next():
+    election, at = candidate()
+    election.handle(read(at, term=1, revision=7))
+    assert kinds(election.handle(el.ClaimLost(now=at))) == ["ReadLeader"]
+    [wake] = election.handle(read(at, term=2, instance="other", revision=8))
+    assert isinstance(wake, el.ElectionWake)
 
 
 def test_trust_is_measured_from_the_start_of_the_renewal():

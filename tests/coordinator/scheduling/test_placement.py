@@ -62,6 +62,12 @@ def test_spread_is_a_wish():
     assert workers_of(place(spec(3, strategy="spread"), slots_of(("a", "n1", 3)))) == ["a", "a", "a"]
 
 
+def test_strict_spread_over_two_pools_finds_the_only_matching():
+    slots = slots_of(("pre.a", "n1", 1), ("pre.b", "n2", 1), ("dec.a", "n1", 1))
+    asked = spec(strategy="strict_spread", bundles=[{"pool": "pre"}, {"pool": "dec"}])
+    assert [str(seat.worker) for seat in place(asked, slots).seats] == ["pre.b", "dec.a"]
+
+
 def test_a_member_may_have_parts_on_workers_of_other_pools():
     slots = slots_of(("cpu.a", "n1", 2), ("lic.s", "n9", 5))
     asked = spec(bundles=[{"pool": "cpu", "count": 2, "extras": [{"pool": "lic", "slots": 2}]}])
@@ -75,6 +81,21 @@ def test_a_member_may_have_parts_on_workers_of_other_pools():
     more = spec(bundles=[{"pool": "cpu", "count": 2, "extras": [{"pool": "lic", "slots": 3}]}])
     assert place(more, slots) is None
     assert "pool 'lic' has room for 1 of 2" in lacks(more, slots)[0].text
+
+
+def test_labels_and_the_zone_restrict_where_members_go():
+    labels = {"a": {"gpu": "a100", "zone": "x"}, "b": {"gpu": "a100", "zone": "y"}, "c": {"gpu": "h100", "zone": "y"}}
+    slots = slots_of(("a", "n1", 2), ("b", "n2", 2), ("c", "n3", 2), labels=labels)
+    assert workers_of(place(spec(2, labels={"gpu": "a100", "zone": "y"}), slots)) == ["b", "b"]
+    assert place(spec(3, labels={"gpu": "a100", "zone": "y"}), slots) is None
+    assert place(spec(1, labels={"gpu": "v100"}), slots) is None
+
+
+def test_a_member_without_wishes_makes_room_for_one_with_crossed_wishes():
+    labels = {"a": {"x": "1", "y": "1"}, "b": {"x": "1"}}
+    slots = slots_of(("a", "n1", 1), ("b", "n2", 1), labels=labels)
+    asked = spec(bundles=[{"pool": "p", "labels": {"x": "1"}}, {"pool": "p", "labels": {"y": "1"}}], strategy="spread")
+    assert workers_of(place(asked, slots)) == ["b", "a"]
 
 
 @in_rows("strategy", list(Strategy))

@@ -70,16 +70,6 @@ async def test_a_gang_is_one_trace_with_a_span_for_each_hold_and_member(system, 
     assert [text.split("-")[2] for text in told] == [f"{span.context.span_id:016x}" for span in generations]
 
 
-async def test_a_new_leader_goes_on_in_the_same_trace(system, spans, leader):
-    gang = await system.owner.acquire(pool="train", size=1)
-    await leader.stop()
-    await system.lead("second")
-    await system.event("recovered")
-    await system.owner.release(gang)
-    assert len(named(spans, "gangline.gang")) == 2
-    assert len({span.context.trace_id for span in spans.get_finished_spans()}) == 1
-
-
 async def test_a_gang_that_was_queued_under_another_leader_is_held_in_its_own_trace(system, spans):
     await system.worker(slots=1)
     first = await system.lead()

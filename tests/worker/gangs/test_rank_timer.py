@@ -30,13 +30,6 @@ def test_the_times_of_the_last_run_are_its_own():
     assert (told.run, told.run_busy_s, told.busy_s, told.ended) == (2, 4.0, 10.0, 3)
 
 
-def test_tasks_at_once_count_each():
-    timer = RankTimer(0, [].append)
-    timer.began(0, 0.0)
-    timer.began(0, 1.0)
-    assert timer.times(2.0).busy_s == 3.0
-
-
 def test_in_a_new_generation_a_rank_that_continues_counts_from_zero():
     timer = RankTimer(0, [].append)
     timer.began(1, 0.0)

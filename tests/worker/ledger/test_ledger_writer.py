@@ -185,6 +185,19 @@ async def test_comparing_rewrites_what_the_server_lost_and_deletes_what_it_kept_
         assert sorted(ledger.tokens()) == ["a", "b", "theirs"]
 
 
+async def test_comparing_goes_on_until_storage_answers():
+    async with Ledger() as ledger:
+        ledger.grant("a", ttl_s=600.0)
+        await asyncio.sleep(0.05)
+        await ledger.kv.delete(ledger.key("a"))
+        ledger.hub.storage_down()
+        ledger.writer.reconcile()
+        assert not await ledger.writer.settle(2.0)
+        ledger.hub.storage_back()
+        assert await ledger.writer.settle(10.0)
+        assert ledger.tokens() == ["a"]
+
+
 async def test_a_write_that_may_have_happened_is_deleted_when_its_lease_ends():
     async with Ledger() as ledger:
         ledger.grant("a")

@@ -14,12 +14,6 @@ from gangline.worker.ledger.settings import WorkerSettings
 from ...support.rows import in_rows
 
 
-def test_the_defaults_are_valid():
-    settings = WorkerSettings()
-    assert (settings.freeze_after_s, settings.drain_grace_s) == (1.0, 30.0)
-    assert (settings.heartbeat_s, settings.heartbeat_ttl_s) == (1.0, 3.0)
-
-
 @in_rows(
     "field, value",
     [
@@ -70,10 +64,6 @@ def test_the_default_id_is_readable_valid_and_new_each_time():
     for name in names:
         check_name(name, "worker")
         assert len(name.split("-")) >= 3
-
-
-def test_a_given_id_is_used_as_it_is():
-    assert WorkerSettings(id="w1").worker_name(Environment()) == "w1"
 
 
 def test_node_and_zone_come_from_the_environment(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.runtime.timers import NEVER
-from gangline.schemas.wire.frames import TaskState
+from gangline.schemas.wire.frames import Load, TaskState
 from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
 from gangline.worker.slots.lease_table import GrantedLease, Refusal, TaskRecord
 
@@ -102,6 +102,13 @@ def test_a_repeated_request_whose_lease_has_ended_gets_nothing_new(admission: Ad
     assert admission.reserve(2) is Refusal.EXPIRED
 
 
+def test_a_release_by_request_id_ends_the_lease(admission: Admission):
+    admission.granted(1)
+    assert admission.core.release(admission.me(), 1, None, admission.now)
+    assert not admission.core.release(admission.me(), 1, None, admission.now)
+    assert admission.slots == (0, 0, 2)
+
+
 def test_senders_cannot_release_each_others_requests(admission: Admission):
     admission.granted(1)
     assert not admission.core.release(admission.me("other"), 1, None, admission.now)
@@ -153,6 +160,22 @@ def test_an_epoch_never_goes_back(admission: Admission):
     with pytest.raises(ValueError, match="is not after 1000"):
         admission.core.new_epoch(1000, admission.now)
     assert admission.core.epoch == 1000
+
+
+def test_in_doubt_nothing_is_granted_or_started_until_a_new_epoch():
+    admission = Admission(slots=3)
+    lease = admission.granted()
+    record = admission.started(2)
+    admission.core.doubt()
+    assert admission.reserve(3) is Refusal.STALE
+    assert admission.admit(4) is Refusal.STALE
+    assert admission.admit(5, token=lease.token) is Refusal.STALE
+    assert admission.core.told_load == Load(1, 2, 3) and not admission.core.has_room
+    admission.end(record)
+    admission.core.check()
+    admission.core.new_epoch(1001, admission.now)
+    assert admission.core.told_load == admission.core.load == Load(0, 0, 3)
+    admission.granted(6)
 
 
 def test_its_statistics_are_zero_at_rest_and_its_repr_tells_the_state():

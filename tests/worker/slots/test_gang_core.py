@@ -281,6 +281,13 @@ def test_what_was_set_aside_makes_no_room_while_a_resize_downwards_is_not_worked
     assert slots.load == (2, 1)
 
 
+def test_marks_are_forgotten_after_a_while(slots: GangSlots):
+    slots.unhold("g", 1, 1)
+    slots.now = 60.0
+    slots.core.sweep(slots.now)
+    slots.held()
+
+
 def test_operators_see_what_is_held_for_whom():
     slots = GangSlots(total=9)
     slots.gang("a", slots=(2, 1))

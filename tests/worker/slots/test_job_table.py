@@ -79,6 +79,17 @@ def test_too_many_bytes_of_items_are_lost_oldest_job_first():
     known.table.check()
 
 
+def test_an_end_that_nobody_has_stored_outlives_the_answer(known: KnownJobs):
+    job = known.begin("j", acks=True)
+    known.end(job, now=10.0)
+    known.sender.done.clear()
+    known.table.sweep(609.9)
+    assert (known.table.find(job.key), job.answer, known.table.unstored) == (job, b"answer", 1)
+    known.table.check()
+    known.table.sweep(610.0)
+    assert (known.table.find(job.key), known.table.unstored) == (None, 0), "nobody came for it"
+
+
 def test_of_too_many_unstored_ends_the_oldest_go_first(known: KnownJobs):
     jobs = [known.begin(name, acks=True) for name in "abcd"]
     for job in jobs:

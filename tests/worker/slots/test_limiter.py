@@ -9,17 +9,6 @@ from gangline.worker.slots.limiter import LimiterError, SlotLimiter
 from ...support.rows import in_rows
 
 
-def test_a_task_may_cost_several_slots_of_its_lease():
-    limiter = SlotLimiter(5)
-    limiter.reserve_nowait("lease", 4)
-    limiter.start("lease", "big", 3)
-    assert limiter.held("lease") == (1, 0)
-    with pytest.raises(LimiterError, match="1 idle slots, 2 were to start"):
-        limiter.start("lease", "other", 2)
-    assert limiter.held("lease") == (1, 0), "a refused start changes nothing"
-    limiter.check()
-
-
 def test_finishing_twice_raises_instead_of_freeing_a_slot_of_somebody_else():
     limiter = SlotLimiter(2)
     limiter.run_nowait("a")

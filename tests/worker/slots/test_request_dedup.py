@@ -65,6 +65,15 @@ def test_a_reserve_is_forgotten_by_age_but_not_while_its_lease_lives():
     mind.check()
 
 
+def test_too_many_reserves_push_out_the_oldest_that_is_over():
+    mind = memory(keep=2)
+    sender = mind.sender("r1", 0.0)
+    for rid in ("a", "b", "c"):
+        mind.note_reserve(sender, rid, Refusal.FULL, 0.0)
+    assert list(sender.reserves) == ["b", "c"]
+    mind.check()
+
+
 def test_more_silent_senders_than_answers_are_forgotten_as_soon_as_answers():
     mind = memory(keep=3)
     for number in range(4):

@@ -52,7 +52,7 @@ def test_dead_entries_do_not_pile_up():
     assert len(heap) <= 65
 
 
-@settings(max_examples=20)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["push", "move", "kill", "pop", "compact"]), st.integers(0, 9), st.integers(0, 50))

@@ -171,6 +171,25 @@ async def test_an_unclaimed_lease_frees_itself_after_the_claim_timeout(rig: Rig)
 
 
 @on_rig()
+async def test_a_lease_lives_while_it_is_renewed_and_dies_when_it_is_not(rig: Rig):
+    token = await rig.hand.grant(1, ttl_ms=1000)
+    for number in range(5):
+        await asyncio.sleep(0.8)
+        assert await rig.hand.ask(int(RequestOp.RENEW), 10 + number, token, 1000) == [
+            AnswerOp.RENEWED,
+            10 + number,
+            1000,
+        ]
+    rig.hand.send((int(RequestOp.RENEW), 19, token, 1000), epoch=rig.worker.core.epoch - 1)
+    assert await rig.hand.answer(19) == [REJECTED, 19, "stale"]
+    await asyncio.sleep(1.1)
+    assert (await rig.hand.ask(int(RequestOp.RENEW), 20, token, 1000))[2] == "lease_expired"
+    assert (await rig.hand.ask(*task(21, token=token)))[2] == "lease_expired"
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+
+
+@on_rig()
 async def test_a_task_too_big_for_its_lease_is_told_what_to_reserve(rig: Rig):
     token = await rig.hand.grant(1)
     answer = await rig.hand.ask(*task(2, "heavy", token=token))

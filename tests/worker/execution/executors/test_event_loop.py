@@ -17,15 +17,6 @@ from ....support.rows import in_rows
 from ....support.worker.harness import counting, pool_of, running
 
 
-async def test_a_coroutine_gives_its_result():
-    async def work(x: int) -> dict[str, int]:
-        await asyncio.sleep(1)
-        return {"x": x}
-
-    async with running(pool_of(work)) as harness:
-        assert await harness.run("work", x="3") == Outcome(value={"x": 3})
-
-
 async def test_what_a_task_raises_comes_with_type_text_and_its_own_traceback():
     async def work() -> None:
         raise ValueError("no such thing")

@@ -183,14 +183,6 @@ async def test_a_cancel_while_the_child_starts_ends_the_task_and_keeps_the_child
         assert not marker.exists()
 
 
-async def test_a_cancel_before_anything_starts_no_child(pool):
-    async with running(pool, ExecutorSettings(warm_processes=0)) as harness:
-        launched = harness.launch("add", a=1)
-        reason = launched.cancel()
-        assert await launched.done == Outcome(error=reason)
-        assert harness.executors.statistics()["processes"] == 0
-
-
 async def test_stopping_leaves_no_child(pool):
     async with running(pool, ExecutorSettings(warm_processes=3)) as harness:
         pids = {(await one.done).value for one in [harness.launch("pid") for _ in range(3)]}

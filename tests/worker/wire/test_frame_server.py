@@ -38,6 +38,13 @@ async def test_a_full_worker_rejects_and_remembers_that_it_did(rig: Rig):
     assert rig.hand.answers_to(3) == [[REJECTED, 3, "full"]] * 2, "its caller went elsewhere: never start it now"
 
 
+@on_rig(send_tracebacks=False)
+async def test_tracebacks_stay_here_when_told_so(rig: Rig):
+    answer = await rig.hand.ask(*task(1, "fail"))
+    assert "traceback" not in answer[4]
+    assert answer[4]["type"] == "ValueError"
+
+
 @on_rig()
 async def test_a_running_task_is_stopped_at_its_deadline_and_its_caller_hears_at_once(rig: Rig):
     loop = asyncio.get_running_loop()

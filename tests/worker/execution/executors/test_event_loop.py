@@ -34,17 +34,6 @@ async def test_what_a_task_raises_comes_with_type_text_and_its_own_traceback():
     assert "worker/executors/" not in error.remote_traceback
 
 
-async def test_tracebacks_stay_home_when_told_so():
-    async def work() -> None:
-        raise ValueError("x")
-
-    async with running(pool_of(work), ExecutorSettings(send_tracebacks=False)) as harness:
-        error = (await harness.run("work")).error
-    assert isinstance(error, TaskFailed)
-    assert error.remote_traceback == ""
-    assert error.remote_type == "ValueError"
-
-
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")

@@ -164,6 +164,21 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
     assert closed == [True]
 
 
+@in_rows("method", ["numbers_in_thread", "plain_numbers_in_thread"])
+@pytest.mark.realtime
+async def test_a_stream_waits_for_its_reader(method):
+    pool, _ = counting()
+    async with running(pool) as harness:
+        launched = harness.launch(method, options={"streams": True, "window": 3}, n=10)
+        await launched.until_items(3)
+        await asyncio.sleep(0.05)
+        assert launched.items == [0, 1, 2]
+        launched.execution.credit(2)
+        await launched.until_items(5)
+        launched.execution.credit(5)
+        assert await launched.done == Outcome(items=10)
+
+
 async def test_virtual_time_passes_while_a_thread_waits_for_its_reader():
     pool, _ = counting()
     async with running(pool) as harness:

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from gangline.schemas.messages.operations import ReserveReply, ReserveRequest
+from gangline.bus.embedded.cluster import free_ports
+from gangline.schemas.messages.operations import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
 from gangline.schemas.names import Names, Operation, WorkerId, public_id
 
 from ..waiting import until
@@ -28,6 +29,11 @@ async def ask(nats_url, namespace, operation, asked):
 async def reserve(nats_url, namespace, **fields):
     answer = await ask(nats_url, namespace, Operation.RESERVE, ReserveRequest(**fields))
     return ReserveReply.model_validate_json(answer)
+
+
+async def release(nats_url, namespace, token):
+    answer = await ask(nats_url, namespace, Operation.RELEASE, ReleaseRequest(token=token))
+    assert ReleaseReply.model_validate_json(answer).released
 
 
 def test_a_worker_is_seen_with_what_it_serves_and_where(commands):
@@ -65,6 +71,22 @@ async def test_a_lease_is_seen_in_leases_and_stats_and_a_table(commands, nats_ur
     shown = commands.run("stats", "words.w1").stdout
     assert "□□·· 0+2/4" in shown and public_id(granted.token) in shown and granted.token not in shown
     assert commands.json("leases", "other") == []
+
+
+async def test_watched_leases_print_a_line_as_they_come_and_go(commands, nats_url, namespace):
+    serve(commands)
+    watch = commands.start("leases", "--watch", "--json")
+    granted = await reserve(nats_url, namespace, ttl_s=600, owner="me")
+    came = json.loads(watch.await_output(r"^\{.*granted.*\}$"))
+    assert (came["event"], came["lease"]["token"]) == ("granted", public_id(granted.token))
+    await release(nats_url, namespace, granted.token)
+    went = json.loads(watch.await_output(r"^\{.*gone.*\}$"))
+    assert went["lease"]["token"] == public_id(granted.token)
+    watch.signal(signal.SIGINT)
+    assert watch.wait() == 130
+    plain = commands.start("leases", "--watch")
+    again = await reserve(nats_url, namespace, ttl_s=600, owner="me")
+    plain.await_output(rf"granted  words\.w1  1 slot  {public_id(again.token)}  me")
 
 
 def test_watched_workers_print_a_line_as_they_come_change_and_go(commands):
@@ -106,9 +128,10 @@ def test_drain_lets_the_process_end_with_exit_code_0(commands):
     assert commands.json("audit", "--by", "alice") == []
 
 
-def test_a_signal_drains_a_worker(commands):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_a_worker(commands, number):
     worker = serve(commands)
-    worker.signal(signal.SIGINT)
+    worker.signal(number)
     assert worker.wait() == 0
     worker.await_output(r"worker\.left")
     assert commands.json("workers") == []
@@ -184,6 +207,24 @@ def test_logs_are_json_lines_with_actions_when_asked_for(commands):
     lines = [json.loads(line) for line in worker.output.splitlines()]
     assert [line["action"] for line in lines] == ["worker.started", "worker.drain", "worker.left"]
     assert all(line["worker"] and line["pool"] == "words" for line in lines)
+
+
+def test_prometheus_reads_a_workers_gauges(commands):
+    import urllib.request
+
+    (port,) = free_ports(1)
+    worker = commands.start(
+        "worker",
+        "words:pool",
+        "--id",
+        "w1",
+        OTEL_METRICS_EXPORTER="prometheus",
+        OTEL_EXPORTER_PROMETHEUS_HOST="127.0.0.1",
+        OTEL_EXPORTER_PROMETHEUS_PORT=str(port),
+    )
+    worker.await_output(r"worker\.started")
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    assert "gangline_worker_slots_total{" in text and 'worker="w1"' in text
 
 
 def test_a_bad_storage_variable_is_wrong_usage_that_names_it(commands):

@@ -141,6 +141,71 @@ def the_fate_of_a_commit_is_unknown(world: World) -> None:
 
 
 @story
+def a_standing_gang_moves_away_from_a_draining_worker(world: World) -> None:
+    begin(world, 1, 1, 1, 1)
+    world.declare("web", 1, size=2, flush=True)
+    worker = world.holder()
+    worker.draining = True
+    world.register(worker)
+    world.flush()
+    world.advance(2.1)
+
+
+@story
+def a_replacement_finds_no_room_and_comes_in_the_place_of_the_old_gang(world: World) -> None:
+    begin(world, 1, 1)
+    world.declare("web", 1, size=2, retire_s=0.2)
+    world.advance(0.1)
+    world.acquire("a", 1)
+    world.story.clear()
+    world.declare("web", 1, size=2, owner="version 2", surge_wait_s=0.8, retire_s=0.2)
+    world.advance(1.2)
+    assert world.states() == {"a": "queued", "web-1-2": "formed"}
+
+
+@story
+def a_gang_leaves_a_draining_worker_though_there_is_no_room_elsewhere(world: World) -> None:
+    begin(world, 1, 1)
+    world.declare("web", 1, size=2, flush=True)
+    world.story.clear()
+    draining = next(iter(world.workers.values()))
+    world.drain(draining, 5.0)
+    world.advance(2.0)
+    assert not draining.members
+    world.restart(draining, flush=True)
+    assert world.states() == {"web-1-2": "formed"}
+
+
+@story
+def a_roll_waits_for_gangs_that_are_ready(world: World) -> None:
+    begin(world, 1, 1)
+    world.declare("web", 1, size=1)
+    world.advance(1.5)
+    world.story.clear()
+    world.slow_starts = lambda gang, worker: True
+    world.declare("web", 1, size=1, owner="version 2", retire_s=0.2)
+    world.advance(0.4)
+    world.start_all("web-1-2")
+    world.advance(1.5)
+    assert world.states() == {"web-1-2": "formed"}
+
+
+@story
+def a_roll_to_gangs_that_fail_at_their_start_is_stopped(world: World) -> None:
+    begin(world, 1, 1)
+    world.declare("web", 1, size=1)
+    world.advance(1.5)
+    world.story.clear()
+    world.slow_starts = lambda gang, worker: True
+    world.declare("web", 1, size=1, owner="version 2", roll_failures=2, backoff_s=0.1)
+    for _ in range(2):
+        world.advance(0.2)
+        world.fail_starts("web-1-2")
+    world.advance(0.2)
+    assert world.states() == {"web-1-1": "formed"}
+
+
+@story
 def only_the_lost_member_is_replaced(world: World) -> None:
     begin(world, 1, 1, 1)
     world.acquire("a", 2, restart="restart_member", strategy="spread", flush=True)

@@ -23,6 +23,7 @@ from gangline.schemas.records.gangs import GangSpec, Strategy
 
 from ...scale import repetitions
 from ...support.rows import in_rows
+from ...work import lines_run
 
 
 def slots_of(*workers: tuple[str, str, int], labels: dict[str, dict[str, str]] | None = None) -> SlotIndex:
@@ -60,6 +61,18 @@ def test_spread_goes_over_all_nodes_evenly_and_then_doubles_up():
 
 def test_spread_is_a_wish():
     assert workers_of(place(spec(3, strategy="spread"), slots_of(("a", "n1", 3)))) == ["a", "a", "a"]
+
+
+def test_strict_pack_uses_several_workers_of_one_node_and_never_two_nodes():
+    slots = slots_of(("a", "n1", 2), ("b", "n1", 2), ("c", "n2", 3))
+    assert sorted(workers_of(place(spec(4, strategy="strict_pack"), slots))) == ["a", "a", "b", "b"]
+    assert place(spec(5, strategy="strict_pack"), slots) is None
+
+
+def test_strict_spread_needs_a_node_for_each_member():
+    slots = slots_of(("a", "n1", 4), ("b", "n1", 4), ("c", "n2", 4))
+    assert place(spec(3, strategy="strict_spread"), slots) is None
+    assert len({seat.worker.worker for seat in place(spec(2, strategy="strict_spread"), slots).seats}) == 2
 
 
 def test_strict_spread_over_two_pools_finds_the_only_matching():
@@ -134,7 +147,7 @@ BUNDLES = st.lists(st.tuples(st.integers(1, 2), st.booleans()), min_size=1, max_
 
 
 @given(workers=SLOTS, bundles=BUNDLES, strategy=st.sampled_from(list(Strategy)))
-@settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
+@settings(max_examples=repetitions(15, whole=settings().max_examples))
 def test_what_is_placed_is_right_and_what_is_not_cannot_be(workers, bundles, strategy):
     """With one slot for each member it is exact: checked against every possible assignment."""
     slots = SlotIndex()
@@ -173,7 +186,7 @@ ROOM = st.lists(st.tuples(st.sampled_from("pq"), st.integers(0, 2), st.integers(
 
 
 @given(workers=ROOM, members=MEMBERS, strategy=st.sampled_from(list(Strategy)))
-@settings(max_examples=repetitions(2, whole=5 * settings().max_examples))
+@settings(max_examples=repetitions(40, whole=10 * settings().max_examples))
 def test_members_of_different_sizes_are_placed_whenever_there_is_a_placement(workers, members, strategy):
     """With extras and labels, checked against every possible assignment."""
     slots = SlotIndex()
@@ -215,7 +228,7 @@ def test_members_of_different_sizes_are_placed_whenever_there_is_a_placement(wor
 def test_a_gang_that_needs_every_slot_is_placed(strategy):
     """Workers of random sizes, each filled exactly by members of random sizes."""
     random = Random(strategy.value)
-    for _ in range(repetitions(2, whole=300)):
+    for _ in range(repetitions(60, whole=600)):
         sizes = [random.choice((8, 12, 16)) for _ in range(random.randint(2, 6))]
         parts: list[int] = []
         for size in sizes:
@@ -251,7 +264,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.boole
 
 
 @given(changes=CHANGES)
-@settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
+@settings(max_examples=repetitions(15, whole=settings().max_examples))
 def test_changes_count_at_once_and_in_the_order_when_somebody_looks(changes):
     """A map that nobody looked at in between finds what one finds that was made so."""
     noted = slots_of(("a", "n1", 1), ("b", "n1", 2), ("c", "n2", 3))
@@ -289,6 +302,18 @@ def test_a_placement_is_good_until_slots_change():
     slots.discard(WorkerId("p", "b"))
     assert gone is not None and gone.still is None
     assert TrialPlacement.of(spec(2), slots) is None
+
+
+@in_rows("strategy", list(Strategy))
+def test_the_cost_does_not_grow_with_workers_that_are_not_used(strategy):
+    asked = spec(8, strategy=strategy)
+
+    def cost(workers: int) -> int:
+        slots = slots_of(*((f"w{number}", f"n{number}", 8) for number in range(workers)))
+        assert place(asked, slots) is not None  # sorts them, once
+        return lines_run(lambda: place(asked, slots))
+
+    assert cost(repetitions(1_000, whole=10_000)) <= 1.2 * cost(10)
 
 
 def test_the_order_in_which_workers_came_does_not_decide_whether_there_is_room():

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.port.bus import BucketSettings, KvEntry, Storage
+from gangline.bus.port.bus import BucketSettings, Conflict, KvEntry, KvWrite, Storage
+from gangline.coordinator.election.election_core import ElectionSettings
+from gangline.coordinator.model import events as on
+from gangline.coordinator.service import CoordinatorState
 from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
-from gangline.schemas.names import public_id
-from gangline.schemas.records.gangs import GangRecord
+from gangline.schemas.messages.gangs import AcquireRequest
+from gangline.schemas.names import Names, public_id
+from gangline.schemas.records.gangs import GangRecord, LeaderRecord
 from gangline.worker.service import Worker
 
+from ...processes import ForkServer
+from ...scale import repetitions
 from ...support.coordinator.real_workers import RealWorkersSystem
 from ...support.coordinator.rig import CoordinatorSystem, check_atomic
 from ...waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.server
+
+
+QUICK = ElectionSettings(alive_ttl_s=2.0)
+"""For leaders in this process that are to be lost."""
+
+
+# -- plain requests ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_gang_by_plain_requests_from_acquire_to_release(open_system, nats_url, namespace):
@@ -60,6 +78,58 @@ async def test_a_gang_by_plain_requests_from_acquire_to_release(open_system, nat
     assert system.watcher.broken == []
 
 
+# -- leadership -------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """`gangline coordinator` as a process."""
+
+    def __init__(self, forks: ForkServer, url: str, namespace: str) -> None:
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("NATS_", "OTEL_", "GANGLINE_"))},
+            "NATS_URL": url,
+            "GANGLINE_NAMESPACE": namespace,
+        }
+        ours, theirs = os.pipe()
+        try:
+            what = ["-m", "gangline.cli", "coordinator", "--log-format", "json"]
+            self.process = forks.start(what, environment=environment, stderr=theirs)
+        finally:
+            os.close(theirs)
+        self.actions: list[str] = []
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        self._reader.start()
+
+    def _read(self, log: int) -> None:
+        with os.fdopen(log) as lines:
+            for line in lines:
+                try:
+                    self.actions.append(json.loads(line)["action"])
+                except ValueError:
+                    self.actions.append(line.strip())
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+
+
+@pytest.fixture
+def process(forks: ForkServer, nats_url: str, namespace: str) -> Iterator[Process]:
+    made = Process(forks, nats_url, namespace)
+    yield made
+    made.close()
+
+
+async def leader_of(system: RealWorkersSystem, key: str = Names.leader_key) -> LeaderRecord:
+    entry = await system.ledger.get(key)
+    assert entry is not None
+    return LeaderRecord.model_validate_json(entry.value)
+
+
 async def signs_of_life(system: CoordinatorSystem, key: str, count: int) -> None:
     """Wait until that key has been written so often from now on."""
     seen: list[int] = []
@@ -67,6 +137,103 @@ async def signs_of_life(system: CoordinatorSystem, key: str, count: int) -> None
     first = len(seen)
     await until(lambda: len(seen) >= first + count, f"{key} is written {count} times")
     await watch.unsubscribe()
+
+
+@pytest.mark.processes
+async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(open_system, nats_url, namespace, process):
+    system = await open_system(nats_url)
+    await until(lambda: "coordinator.leads" in process.actions)
+    for name in ("w1", "w2"):
+        await system.serve(name)
+    wanted = {"id": "g", "owner_token": "t", "pool": "train", "size": 4, "ttl_s": 600, "strategy": "spread"}
+    gang = await system.insist("acquire", wanted)  # a starved leader may be without leadership for a while
+    entry = await system.ledger.get(Names.leader_key)
+    assert entry is not None
+    second = await system.coordinator("second")
+    await signs_of_life(system, Names.leader_alive_key, 2)
+    assert second.state is CoordinatorState.STANDBY
+
+    process.signal(signal.SIGSTOP)
+    await second.wait_leading()
+    # The server still delivers to the frozen one as well: it must not answer when it goes on.
+    waiting = asyncio.create_task(system.owner.acquire(pool="train", size=8))
+    await system.event("queued", nth=2)
+
+    # What the frozen one would write, it would write on its own fence.
+    with pytest.raises(Conflict):
+        await system.ledger.commit(
+            [KvWrite(key="gang.zombie", value=b"{}", condition_key=Names.leader_key, revision=entry.revision)]
+        )
+    process.signal(signal.SIGCONT)
+    await until(lambda: "coordinator.yields" in process.actions)
+    assert (await leader_of(system)).instance == second.instance
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    found = await system.owner.ask("get", {"id": gang["id"]})
+    assert (found["state"], found["generation"]) == ("formed", 1)
+    assert "torn_down" not in [event["kind"] for event in system.events]
+    await system.owner.release(gang)
+    await system.owner.release(await waiting)
+    assert system.slots_in_use == 0
+    assert system.watcher.broken == []
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [{}, pytest.param({"shard": "s", "pools": ("train", "more")}, marks=pytest.mark.long)],
+    ids=["all pools", "one shard"],
+)
+async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(open_system, nats_url, namespace, shard):
+    system = await open_system(nats_url, election=QUICK)
+    await system.serve("w1")
+    first = await system.lead("first", **shard)
+    system.election = None  # the second is not to be lost
+    second = await system.coordinator("second", **shard)
+    term = first.term
+    assert term is not None and first._context is not None
+    elector = first._context.elector
+    # As one that was frozen between its look at the clock and its writes: it hears of nothing, and goes on.
+    elector.trusted = lambda: True
+    elector.tell = lambda event: None
+    await until(lambda: second.state is CoordinatorState.LEADING)
+    assert first.term is term and term.core.leading
+
+    gang = await system.owner.acquire(pool="train", size=2)
+    revisions = []
+    await system.ledger.watch("gang.*", lambda entry: revisions.append((entry.key, entry.revision)))
+    moment = term._context.clock.moment()
+    request = AcquireRequest.model_validate({"pool": "train", "size": 2, "id": "zombie", "owner_token": "z"})
+    term._executor.request_server._waiting[10**9] = _Silent()
+    term.feed(on.AcquireAsked(**moment, request=request, reply_to=10**9, new_id="x", new_token="y"))
+    await until(lambda: term.metrics.statistics()["commits_refused"] >= 1)
+    await asyncio.sleep(0.5)
+    assert "gang.zombie" not in [key for key, _ in revisions]
+    assert await system.ledger.get("gang.zombie") is None
+    assert [entry.key for entry in await system.ledger.entries(system.names.members_of(gang="zombie"))] == []
+    # What it held in vain comes back by itself, since it tells nobody.
+    await until(lambda: system.slots_in_use == 2)
+    assert (await leader_of(system, first.shard.leader_key)).instance == second.instance
+    del elector.trusted, elector.tell
+    elector.deposed()
+    await until(lambda: first.term is None)
+    await system.owner.release(gang)
+    await until(lambda: system.slots_in_use == 0)  # until then it held again and again
+    assert system.watcher.broken == []
+
+
+class _Silent:
+    operation = "acquire"
+    acquire = None
+    final = True
+
+    class responder:  # noqa: N801
+        @staticmethod
+        def fail(error: GanglineError) -> None: ...
+        @staticmethod
+        def reply(reply: Any) -> None: ...
+
+
+# -- accidents of servers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", [Storage.MEMORY, pytest.param(Storage.FILE, marks=pytest.mark.long)])
@@ -80,7 +247,7 @@ async def test_gangs_survive_a_quick_restart_of_the_server(open_system, nats_ser
     await until(lambda: all(bus_of(system)))
     found = await system.insist("get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", 1)
-    await signs_of_life(system, system.names.alive_key(worker.id), 2)
+    await signs_of_life(system, system.names.alive_key(worker.id), repetitions(2, whole=4))
     found = await system.insist("get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", 1)
     assert await system.ledger.get(system.names.member_key(worker.id, gang["id"])) is not None
@@ -91,6 +258,23 @@ async def test_gangs_survive_a_quick_restart_of_the_server(open_system, nats_ser
 
 def bus_of(system: RealWorkersSystem) -> list[bool]:
     return [worker.bus.connected for worker in system.served] + [system.owner.bus.connected]
+
+
+async def test_gangs_on_file_survive_a_long_outage_of_the_server(open_system, nats_server, namespace):
+    system = await open_system(nats_server.url, BucketSettings(storage=Storage.FILE), election=QUICK)
+    worker = await system.serve("w1")
+    coordinator = await system.lead()
+    gang = await system.owner.acquire(pool="train", size=2, ttl_s=600)
+    nats_server.kill()
+    await until(lambda: coordinator.state is CoordinatorState.STANDBY)
+    await asyncio.sleep(worker.settings.heartbeat_ttl_s + 0.5)
+    await asyncio.to_thread(nats_server.start)
+    await coordinator.wait_leading()
+    await system.event("recovered", gang["id"])
+    await signs_of_life(system, system.names.alive_key(worker.id), repetitions(2, whole=4))
+    found = await system.insist("get", {"id": gang["id"]})
+    assert (found["state"], found["generation"]) == ("formed", 1)
+    assert "torn_down" not in [event["kind"] for event in system.events]
 
 
 async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_offers_that(open_system):
@@ -140,7 +324,7 @@ async def abort(worker: Worker) -> None:
 
 @pytest.mark.timeout(600)
 async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_grants(open_system):
-    gangs = 6
+    gangs = repetitions(6, whole=100)
     with EmbeddedCluster(3) as cluster:
         system = await open_system(",".join(cluster.urls), BucketSettings(storage=Storage.FILE, replicas=3))
         try:

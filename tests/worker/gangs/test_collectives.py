@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest, PayloadTooLarge
+from gangline.bus.port.bus import ConnectionEvent
+from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest, PayloadTooLarge, StaleGeneration
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
 from gangline.worker.gangs.flow_core import PATIENCE_S
@@ -69,6 +70,27 @@ async def test_nobody_leaves_a_barrier_before_the_last_has_come():
         await asyncio.gather(*first)
 
 
+async def test_only_the_time_until_the_others_come_counts_as_a_wait_for_them(monkeypatch):
+    waited: list[float] = []
+    async with members(2) as made:
+        talks = sessions(made)
+        talks[1]._timed = timer = RankTimer(1, waited.append)
+        bus = talks[1]._bus
+        subscribe = bus.subscribe
+
+        async def slowly(*args: Any, **options: Any) -> Any:
+            await asyncio.sleep(10)
+            return await subscribe(*args, **options)
+
+        monkeypatch.setattr(bus, "subscribe", slowly)
+        waiting = asyncio.ensure_future(talks[1].barrier())
+        await asyncio.sleep(25)  # 20 of them for two subscriptions
+        await talks[0].barrier()
+        await waiting
+        assert waited == [5.0]
+        assert timer.times(asyncio.get_running_loop().time()).waiting_s == 5.0
+
+
 async def test_a_wait_that_failed_or_was_cancelled_is_not_measured_as_one_for_the_others():
     waited: list[float] = []
     async with members(2) as made:
@@ -96,6 +118,13 @@ async def test_a_gang_of_one_needs_no_bus():
         assert await talk.all_gather(7) == [7]
         assert await talk.broadcast("x") == "x"
         await talk.barrier()
+
+
+async def test_large_values_travel_in_parts():
+    async with members(3) as made:
+        values = [bytes([rank]) * 2_000_000 for rank in range(3)]
+        gathered = await on_all(sessions(made), lambda talk: talk.all_gather(values[talk.rank]))
+        assert gathered == [values] * 3
 
 
 @in_rows("turns", [1, 3, 6, 9])
@@ -167,6 +196,44 @@ async def test_a_teardown_ends_every_wait_at_once_and_every_later_call():
             await made[1].session(2).barrier()
 
 
+async def test_the_first_end_counts():
+    async with members(2) as made:
+        made[0].end(StaleGeneration("gang g is in generation 2"))
+        made[0].end(GangEnded("later"))
+        with pytest.raises(StaleGeneration):
+            await made[0].session(1).barrier()
+
+
+async def test_what_was_lost_with_the_connection_is_asked_for_when_it_is_back():
+    hub = MemoryServer()
+    async with members(3, hub) as made:
+        talks = sessions(made)
+        await on_all(talks, CollectiveSession.barrier)
+        bus = talks[2]._bus
+        waiting = asyncio.ensure_future(talks[2].all_gather(2))
+        await asyncio.sleep(0)
+        hub.disconnect(bus)
+        others = [asyncio.ensure_future(talk.all_gather(talk.rank)) for talk in talks[:2]]
+        back = asyncio.Event()
+        bus.on_connection(lambda event: back.set() if event is ConnectionEvent.RECONNECTED else None)
+        hub.reconnect(bus)
+        await back.wait()
+        assert await waiting == [0, 1, 2]
+        assert await asyncio.gather(*others) == [[0, 1, 2]] * 2
+
+
+async def test_a_cancelled_call_can_be_made_again():
+    async with members(2) as made:
+        talks = sessions(made)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await talks[1].all_gather("b")
+        other = asyncio.ensure_future(talks[0].all_gather("a"))
+        await asyncio.sleep(1)  # it is over at both ends by now
+        assert await talks[1].all_gather("b") == ["a", "b"]
+        assert await other == ["a", "b"]
+
+
 async def test_two_calls_at_once_of_one_member_are_refused():
     async with members(2) as made:
         talk = made[0].session(1)
@@ -175,6 +242,16 @@ async def test_two_calls_at_once_of_one_member_are_refused():
         with pytest.raises(InvalidRequest, match="one collective call at a time"):
             await talk.barrier()
         await asyncio.gather(first, made[1].session(1).barrier())
+
+
+async def test_members_that_make_different_calls_are_told_so_and_so_is_everybody():
+    async with members(3) as made:
+        talks = sessions(made)
+        calls = [talks[0].barrier(), talks[1].barrier(), talks[2].all_gather(1)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(error, InvalidRequest) for error in errors)
+        assert len({str(error) for error in errors}) == 1
+        assert "rank 2 called all_gather()" in str(errors[0]) or "rank 2 called" in str(errors[0])
 
 
 async def test_values_without_a_form_on_the_wire_or_too_large_are_refused_at_once():

@@ -14,6 +14,7 @@ from gangline.schemas.wire import codec
 from gangline.worker.gangs.collectives_core import (
     MAX_TOTAL_BYTES,
     MAX_VALUE_BYTES,
+    Chunks,
     Collective,
     CollectivesCore,
     PeerMessage,
@@ -141,7 +142,7 @@ def test_all_members_get_the_same_results_in_the_same_order(size):
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.sampled_from((0.02, 0.2, 0.5)), st.booleans())
-@settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
+@settings(max_examples=repetitions(15, whole=settings().max_examples))
 def test_lost_doubled_and_reordered_messages_change_no_result(seed, size, loss, long):
     network = Network(script_of(size, 6, seed), size, seed=seed, loss=loss, **(LONG if long else {}))
     network.run()
@@ -190,6 +191,13 @@ def test_a_member_gives_all_of_a_long_value_to_an_old_hub_that_asks_for_what_is_
     assert holds == ASK_FIRST_S and [send.message[0] for send in first] == [PeerMessage.GIVE, PeerMessage.GIVE]
     given_ = member.receive([PeerMessage.WANT, 1, list(range(2, 10))], 0.3)
     assert [send.message[5] for send in given_] == list(range(2, 10))
+
+
+def test_the_hub_keeps_one_round_only_however_many_there_were():
+    network = Network(script_of(3, 60, seed=1), 3, loss=0.1)
+    network.run()
+    hub = network.members[0]
+    assert hub.number == 60 and hub._kept is not None and hub._kept.number == 60 and hub._gathering is None
 
 
 def test_a_value_given_before_the_hub_listened_is_asked_for_when_it_does():
@@ -261,6 +269,22 @@ def test_values_and_roots_out_of_bounds_are_refused_before_anything_is_begun():
     member.begin(Collective.ALL_GATHER, 0, bytes(limit), 0.0)
 
 
+def test_results_share_messages_as_far_as_they_fit():
+    network = Network([(Collective.ALL_GATHER, 0, [b"x"] * 64)], 64, part_bytes=4096)
+    network.run()
+    network.check()
+    assert network.most_flying <= 64 * 3, "one RESULT message for each member, not 64"
+
+
+def test_parts_come_in_any_order_and_only_fitting_ones_count():
+    parts = Chunks(3)
+    assert parts.add(2, 3, b"c") and parts.add(0, 3, b"a")
+    assert not parts.add(0, 3, b"z") and not parts.add(1, 4, b"z") and not parts.add(3, 3, b"z")
+    assert not parts.whole and parts.missing == [1]
+    assert parts.add(1, 3, b"b") and parts.whole and parts.join() == b"abc"
+    assert Chunks.of(b"", 10).join() == b"" and Chunks.of(b"", 10).count == 1
+
+
 messages = st.recursive(
     st.none() | st.integers() | st.binary(max_size=8) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.integers(0, 4), inner, max_size=3),
@@ -268,7 +292,7 @@ messages = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(PeerMessage)), st.lists(messages, max_size=7))), st.sampled_from((0, 1)))
-@settings(max_examples=repetitions(2, whole=settings().max_examples // 2))
+@settings(max_examples=repetitions(5, whole=settings().max_examples))
 def test_no_message_breaks_a_member(heard, rank):
     member = CollectivesCore(rank=rank, size=3, part_bytes=64)
     member.begin(Collective.BROADCAST, 1, b"x", 0.0)

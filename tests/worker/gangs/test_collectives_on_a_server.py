@@ -14,12 +14,15 @@ from gangline.bus.port.bus import Bus, ConnectionEvent
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import CollectiveSession, CollectiveSessions
+from gangline.worker.gangs.collectives_core import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
 from gangline.worker.gangs.shared_run import SharedRuns
 
 pytestmark = pytest.mark.server
 
 NAMES = Names("test")
 PATIENCE_S = 120.0
+MSGPACK_BYTES = 16
+"""More than what msgpack adds to a value."""
 
 
 class Fleet:
@@ -73,6 +76,32 @@ async def gather(talks: list[CollectiveSession], value_bytes: int) -> None:
         assert gathered == values
 
 
+async def broadcast(talks: list[CollectiveSession], value_bytes: int, root: int) -> None:
+    value = bytes(value_bytes)
+    told = await asyncio.gather(*(talk.broadcast(value if talk.rank == root else None, root) for talk in talks))
+    assert told == [value] * len(talks)
+
+
 async def test_a_server_that_keeps_little_for_a_client_cuts_nobody_off():
     async with fleet(4, max_pending="2MB") as made:
         await gather(made.gang("g", 16), 700_000)
+
+
+@pytest.mark.long
+async def test_gangs_with_the_same_workers_share_what_the_server_keeps_for_them():
+    async with fleet(4, max_pending="16MB") as made:
+        gangs = [made.gang(f"g{number}", 16) for number in range(4)]
+        async with asyncio.TaskGroup() as group:
+            for talks in gangs[:2]:
+                group.create_task(gather(talks, MAX_VALUE_BYTES - MSGPACK_BYTES))
+            for talks in gangs[2:]:
+                group.create_task(broadcast(talks, MAX_VALUE_BYTES - MSGPACK_BYTES, 3))
+
+
+@pytest.mark.long
+async def test_a_gang_of_256_on_8_workers_uses_the_limits():
+    async with fleet(8, max_pending="8MB") as made:
+        talks = made.gang("g", 256)
+        await gather(talks, MAX_TOTAL_BYTES // 256 - MSGPACK_BYTES)
+        for root in (0, 5):
+            await broadcast(talks, MAX_VALUE_BYTES - MSGPACK_BYTES, root)

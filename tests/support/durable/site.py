@@ -16,10 +16,7 @@ from typing import Any
 
 import gangline
 from gangline.bus.memory.server import MemoryBus, MemoryServer
-from gangline.bus.nats_bus import NatsBus
-from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import NoResponders, RequestTimeout, Stream, StreamMessage
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
@@ -35,6 +32,7 @@ from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ...waiting import until
+from ..dispatcher.server_rig import ServerRig
 
 WALL = 1_700_000_000.0
 
@@ -361,62 +359,25 @@ class Site(StoredTasks):
         await self.own.close()
 
 
-class ServerSite(StoredTasks):
+class ServerSite(ServerRig, StoredTasks):
     """Dispatchers and workers in this process, on a real server. `async with` stops them."""
-
-    def __init__(self, url: str, namespace: str) -> None:
-        self.url = url
-        self.names = Names(namespace)
-        self.buses: list[NatsBus] = []
-        self.ends: list[Callable[[], Any]] = []
-
-    async def bus(self, name: str) -> NatsBus:
-        bus = await connect_bus(ConnectionSettings.from_url(self.url, reconnect_wait_s=0.05), name=name)
-        self.buses.append(bus)
-        return bus
 
     async def __aenter__(self) -> ServerSite:
         self.own = await self.bus("test")
         self.streams = TaskStreams(self.own, self.names, TaskStorage())
         return self
 
-    async def worker(self, pool: Pool, name: str = "w1", **settings: Any) -> Worker:
-        bus = await self.bus(f"worker {name}")
-        worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
-        await worker.start()
-        self.ends.append(worker.stop)
-        return worker
-
     async def dispatcher(self, **settings: Any) -> Dispatcher:
-        made = Dispatcher(
-            await self.bus("dispatcher"), names=self.names, settings=DispatcherSettings(**settings), tasks=TaskStorage()
-        )
-        await made.start()
-        self.ends.append(made.stop)
-        return made
-
-    async def client(self) -> Client:
-        client = await Client(await self.bus("client"), names=self.names).start()
-        self.ends.append(client.close)
-        return client
-
-    async def publish(self, target: str, body: Any = None, **headers: str) -> int:
-        endpoint, _, method = target.partition(".")
-        stream = await self.streams.tasks()
-        data = b"" if body is None else json.dumps(body).encode()
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        published = await stream.publish(self.names.task(endpoint, method), data, headers=given or None)
-        return published.sequence
+        bus, chosen = await self.bus("dispatcher"), DispatcherSettings(**settings)
+        made = Dispatcher(bus, names=self.names, settings=chosen, tasks=TaskStorage())
+        return await self.stack.enter_async_context(made)
 
     async def eventually(self, check: Check, within_s: float = 0.0) -> None:
         """A busy machine may need longer than anybody says."""
         await until(check)
 
     async def __aexit__(self, *_: object) -> None:
-        for end in reversed(self.ends):
-            await end()
-        for bus in self.buses:
-            await bus.close()
+        await self.stack.aclose()
 
 
 def simulate(story: Coroutine[Any, Any, None]) -> None:

@@ -114,14 +114,6 @@ def test_what_is_far_ahead_is_added_up():
     assert places == [True] * MAX_LINE_TASKS + [False] * (len(ahead) - MAX_LINE_TASKS), "those far back are in no order"
 
 
-@pytest.mark.parametrize("rules", [{"rate_per_s": 5.0}, {"per_key": 1}])
-def test_where_more_than_slots_holds_tasks_back_that_is_told(rules):
-    world = world_of(1, **rules)
-    world.arrive("runs", "same", key="k")
-    world.arrive("me", key="other")
-    assert world.core.why("me").line.only_slots is False
-
-
 def test_of_an_unknown_pool_it_is_told_which_was_perhaps_meant_but_not_to_tenants():
     world = World()
     world.open()
@@ -137,12 +129,6 @@ def test_of_an_unknown_pool_it_is_told_which_was_perhaps_meant_but_not_to_tenant
     ]
 
 
-def test_a_paused_queue_does_not_blame_the_workers():
-    world = world_of(paused=True)
-    world.arrive("a")
-    assert obstacles(world, "a") == {"paused": "The route says that the queue is paused."}
-
-
 @pytest.mark.parametrize(
     ("rules", "kind", "text"),
     [
@@ -154,13 +140,6 @@ def test_limits_are_named(rules, kind, text):
     world = world_of(4, **rules)
     world.arrive("a", "b")
     assert obstacles(world, "b") == {kind: text}, "and it does not lack slots"
-
-
-def test_a_rate_says_until_when():
-    world = world_of(4, rate_per_s=0.5)
-    world.arrive("a")
-    (obstacle,) = [each for each in world.core.why("a").obstacles if each.kind == "rate"]
-    assert obstacle.until == world.now + 2.0
 
 
 def test_a_key_and_an_order_name_the_jobs_in_the_way():
@@ -185,14 +164,6 @@ def test_a_job_behind_a_key_is_told_what_goes_before_it_under_the_key_and_for_sl
     assert [(each.count, each.at_most_s, each.once) for each in turn.ahead] == [(2, 10.0, False)]
     assert why.line is None and len(turn.line.running) == 2 and turn.line.ahead == turn.ahead
     assert world.core.why("other").turn is None, "it runs"
-
-
-def test_a_job_in_an_order_is_told_the_older_ones_of_its_key_and_whether_a_limit_follows():
-    world = world_of(4, per_key=1)
-    world.arrive("a", "b", "me", key="k", ordered=True, max_attempts=1)
-    turn = world.core.why("me").turn
-    assert (turn.kind, turn.most_running, turn.last) == ("order", 1, False)
-    assert [each.seq for each in turn.running] == [1] and [each.count for each in turn.ahead] == [1]
 
 
 def test_a_job_behind_a_limit_of_its_method_has_a_turn_and_one_behind_a_rate_has_none():
@@ -274,29 +245,6 @@ def test_each_task_is_counted_once_by_what_it_waits_for():
     assert world.core.statistics().pending["workers"] >= 2
     world.reroute(RouteRecord(queue=QueueRules(paused=True)))
     assert world.core.statistics().pending == {"backoff": 1, "paused": 4}
-
-
-@pytest.mark.parametrize("rules", [{"max_running": 1}, {"limits": {"e": 1}}, {"rate_per_s": 0.01}], ids=str)
-def test_tasks_in_line_behind_a_limit_are_not_said_to_wait_for_slots(rules):
-    world = world_of(4, **rules)
-    world.advance(100.0)
-    world.arrive("a", "b", "c")
-    assert world.core.statistics().pending == {"limit": 2}
-
-
-def test_the_tasks_of_a_queue_that_was_just_taken_wait_for_that():
-    world = World(explicit=True)
-    world.take()
-    world.arrive("a")
-    assert world.core.statistics().pending == {"takeover": 1}
-
-
-def test_a_job_beside_tasks_of_other_tenants_is_told_that_they_take_turns():
-    world = world_of()
-    world.arrive("theirs", tenant="b")
-    world.arrive("mine", tenant="a")
-    line = world.core.why("mine").line
-    assert line.turns and not line.only_slots and not line.ahead
 
 
 @pytest.mark.parametrize(

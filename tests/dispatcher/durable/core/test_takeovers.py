@@ -296,7 +296,7 @@ def test_all_that_a_predecessor_can_have_had_is_pulled_at_once_and_then_little_b
 
 def test_no_more_is_pulled_than_the_window_has_room_for():
     world = World(settings=DispatcherSettings(node="n", window_tasks=64), explicit=True)
-    for _ in range(200):
+    for _ in range(150):
         world.submit()
     world.open()
     assert world.core.statistics().seen == 64

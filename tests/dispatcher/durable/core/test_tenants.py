@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.dispatcher.durable.core import events as on
-from gangline.dispatcher.durable.core.effects import Persist, StartAttempt
-from gangline.dispatcher.durable.core.queue_core import QueueCore
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
-from gangline.schemas.errors.base import InvalidSettings, TaskFailed
-from gangline.schemas.messages.submission import Submission
+from gangline.schemas.errors.base import InvalidSettings
 from gangline.schemas.permissions.quotas import parse_quotas
-from gangline.schemas.records.jobs import JobState
 
 from ....support.durable.world import World
 from ....support.durable.worlds import started, world_with
@@ -25,16 +20,6 @@ def take_over(world: World, *quotas: str) -> None:
     world.settings = DispatcherSettings(node="n", quotas=parse_quotas(quotas))
     world._boot()
     world.open()
-
-
-def test_a_task_above_the_quota_is_refused_with_limit_use_and_advice_and_the_others_run():
-    world = world_with("lab:queued_tasks=2")
-    world.arrive("a", "b", "c", tenant=LAB)
-    world.flush()
-    assert world.dead == [("c", "refused")]
-    world.credit(8)
-    assert started(world) == ["a", "b"]
-    assert world.acked == {3}
 
 
 def test_the_error_says_limit_use_and_what_to_do():
@@ -67,18 +52,6 @@ def test_a_running_task_counts_until_it_has_ended_and_then_makes_room():
     assert (world.dead, started(world)) == ([("b", "refused")], ["a", "c"])
 
 
-def test_a_task_that_waits_for_its_next_attempt_keeps_its_place():
-    world = world_with("lab:queued_tasks=1", slots=1)
-    world.arrive("a", tenant=LAB, max_attempts=2)
-    world.settle("a", TaskFailed("boom"))
-    world.arrive("b", tenant=LAB)
-    world.flush()
-    assert world.core.info("a").state is JobState.WAITING
-    world.advance(60.0)
-    world.settle("a")
-    assert (world.dead, world.started) == ([("b", "refused")], [("a", 1), ("a", 2)])
-
-
 def test_bytes_are_limited_and_a_task_that_never_fits_is_no_matter_of_time():
     world = world_with("lab:queued_bytes=250")
     for job, size in (("a", 100), ("b", 100), ("c", 100), ("d", 50), ("e", 251)):
@@ -99,14 +72,6 @@ def test_priority_is_a_right_and_never_changed_silently(priority, dead, delay_s)
     if not dead and delay_s is None:
         world.credit(1)
         assert world.stream[1].submission.priority == 3 and started(world) == ["a"]
-
-
-def test_without_a_right_a_tenant_has_no_priority_but_may_ask_for_less():
-    world = world_with()
-    for job, tenant, priority in (("a", LAB, 1), ("b", LAB, -5), ("c", "", 1000)):
-        world.arrive(job, tenant=tenant, priority=priority)
-    world.flush()
-    assert world.dead == [("a", "refused")]
 
 
 def test_what_was_accepted_is_accepted_after_a_takeover_in_whatever_order_results_are_looked_up():
@@ -167,20 +132,6 @@ def test_of_refused_runs_of_schedules_one_a_second_is_dead_and_counts_the_others
     world.arrive("own", tenant=LAB)
     world.flush()
     assert world.dead == [("r0", "refused"), ("later", "refused"), ("own", "refused")], "who submitted it waits for it"
-
-
-def test_refused_tasks_are_stored_after_the_start_of_others():
-    core = QueueCore("e", DispatcherSettings(node="n", quotas=parse_quotas(["lab:queued_tasks=1"])))
-    facts = {"now": 1.0, "wall": 1.0, "draw": 0.5}
-
-    def arrived(seq: int, tenant: str) -> on.TaskArrived:
-        submission = Submission("e", "m", f"j{seq}", published_at=1.0, tenant=tenant)
-        return on.TaskArrived(seq=seq, submission=submission, size=1, look=False, attempts=0, not_before=0.0, **facts)
-
-    core.handle(on.QueueTaken(waiting=0, **facts), on.Recovered(**facts), on.SlotsGranted(pool="e", free=(8,), **facts))
-    effects = core.handle(arrived(1, LAB), arrived(2, LAB), arrived(3, "shop"))
-    kinds = [effect for effect in effects if isinstance(effect, (StartAttempt, Persist))]
-    assert [type(effect) for effect in kinds] == [StartAttempt, StartAttempt, Persist]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.durable.messages.entry import ItemTracker, ItemVerdict
-
-
-def test_items_are_taken_in_order_and_once() -> None:
-    count = ItemTracker(known=True)
-    assert [count.take(index) for index in (0, 1, 3, 1, 2)] == [
-        ItemVerdict.NEXT,
-        ItemVerdict.NEXT,
-        ItemVerdict.GAP,
-        ItemVerdict.AGAIN,
-        ItemVerdict.NEXT,
-    ]
-    assert not count.lacks(3)
-    assert count.lacks(4)
+from gangline.dispatcher.durable.messages.entry import ItemTracker
 
 
 def test_credit_is_given_for_what_is_stored_with_all_before_it() -> None:
@@ -24,14 +11,6 @@ def test_credit_is_given_for_what_is_stored_with_all_before_it() -> None:
         count.take(index)
     assert [count.stored(index) for index in (1, 0, 3, 2)] == [0, 2, 0, 2]
     assert count.credited == 4
-
-
-def test_who_attaches_begins_with_what_comes_first() -> None:
-    count = ItemTracker(known=False)
-    assert count.lacks(7), "they may have been sent"
-    assert not ItemTracker(known=False).lacks(0)
-    assert [count.take(index) for index in (5, 6)] == [ItemVerdict.NEXT, ItemVerdict.NEXT]
-    assert count.credited == 5 and not count.lacks(7)
 
 
 def test_what_lacks_at_the_end_is_not_asked_for_twice_in_vain() -> None:

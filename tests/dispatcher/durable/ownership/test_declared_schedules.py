@@ -109,14 +109,6 @@ async def test_a_paused_schedule_stays_paused_when_the_declaration_changes() -> 
         await until(client, {})
 
 
-async def test_a_schedule_that_somebody_cancels_comes_back() -> None:
-    running = virtual_cluster(version(tick="@every 10s"))
-    async with running as client:
-        await until(client, {"tick": "@every 10s"})
-        assert await client.job(job_of_declared("p", "tick")).cancel()
-        await until(client, {"tick": "@every 10s"})
-
-
 def _deleted(stream: str) -> Callable[[Cluster], Awaitable[None]]:
     async def lose(running: Cluster) -> None:
         bus = running.hub.connect("operator")

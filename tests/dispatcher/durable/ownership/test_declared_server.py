@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from gangline.dispatcher.client.operations import shared_limits
 from gangline.schemas.errors.base import JobDead
 from gangline.worker.pool.pool import Pool
 
@@ -40,7 +39,7 @@ async def test_tasks_run_as_they_declare(nats_url: str, namespace: str) -> None:
         ticks.release()
 
     async with ServerSite(nats_url, namespace) as site, asyncio.timeout(2 * PATIENCE_S):
-        worker = await site.worker(pool)
+        worker = await site.worker("w1", pool)
         await site.dispatcher()
         client = await site.client()
         jobs = await client.submit_many("declared.work", [{"number": number} for number in range(10)])
@@ -59,36 +58,3 @@ async def test_tasks_run_as_they_declare(nats_url: str, namespace: str) -> None:
         assert (schedule.method, schedule.name, schedule.cron) == ("tick", "tick", "@every 1s")
         assert await client.delete_schedule("declared.tick")
         worker.core.check()
-
-
-async def test_calls_and_submissions_share_one_limit_over_all_workers(nats_url: str, namespace: str) -> None:
-    running = most = 0
-
-    def pool() -> Pool:
-        found = Pool("shared", slots=4)
-
-        @found.task(max_running=2)
-        async def work(number: int) -> int:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0.01)
-            running -= 1
-            return number
-
-        return found
-
-    async with ServerSite(nats_url, namespace) as site, asyncio.timeout(2 * PATIENCE_S):
-        for name in ("w1", "w2", "w3"):
-            await site.worker(pool(), name)
-        await site.dispatcher()
-        first, second = await site.client(), await site.client()
-        jobs = await first.submit_many("shared.work", [{"number": number} for number in range(10)])
-        calls = [each.call("shared.work", number) for number in range(30) for each in (first, second)]
-        assert await asyncio.gather(*calls) == [number for number in range(30) for _ in range(2)]
-        assert [await job.result() for job in jobs] == list(range(10))
-        assert most == 2
-        limits = await shared_limits(await first.router.ledger(), site.names)
-        record = limits["shared", "work"]
-        assert record.limit == 2 and sum(each.units for each in record.shares.values()) <= 2
-        assert record.shares.keys() == {"w1", "w2", "w3"}

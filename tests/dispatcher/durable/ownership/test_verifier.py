@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import BucketSettings, ConsumerLost, ConsumerState, KeyValue
+from gangline.bus.port.bus import BucketSettings, ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
 from gangline.dispatcher.durable.ownership.ownership_core import TRUST_S
 from gangline.dispatcher.durable.ownership.verifier import OwnershipProof, OwnershipVerifier
 from gangline.dispatcher.durable.workers.failure_detector import DoubtMonitor
@@ -17,6 +17,7 @@ from gangline.schemas.records.jobs import TurnRecord
 from gangline.telemetry.logs import logger_for
 
 KEY = "turn.images"
+AS_BEFORE = ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
 
 
 class Holder:
@@ -27,6 +28,9 @@ class Holder:
         self.guard = DoubtMonitor(self.bus, 1.0)
         self.guard.start()
         self.told: list[str] = []
+        self.answers: list[ConsumerState | Exception] = []
+        """What the server says of the consumer, the next first; then that it is as it was."""
+        self.asked = 0
         self.turn = OwnershipProof(self.bucket, KEY, dispatcher=name, ambient=Environment(), log=logger_for("test"))
         self.verifier = OwnershipVerifier(
             self.guard,
@@ -43,7 +47,17 @@ class Holder:
 
     async def state(self) -> ConsumerState:
         """As a server that is cut off would say."""
-        return ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
+        self.asked += 1
+        await asyncio.sleep(0.1)
+        answer = self.answers.pop(0) if self.answers else AS_BEFORE
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def reconnect(self, hub: MemoryServer) -> None:
+        hub.disconnect(self.bus)
+        hub.reconnect(self.bus)
+        await asyncio.sleep(0)
 
     async def stop(self) -> None:
         await self.verifier.stop()
@@ -150,3 +164,26 @@ async def test_nothing_is_proven_before_the_turn_was_taken(hub: MemoryServer) ->
     await asyncio.sleep(1)
     assert made.told == ["doubted", "sure"] and hub.peek("results") == []
     await made.stop()
+
+
+async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes(hub: MemoryServer, holder: Holder) -> None:
+    holder.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader")]
+    await holder.reconnect(hub)
+    assert holder.told == ["doubted"] and not holder.verifier.certain
+    await holder.verifier.wait()
+    assert holder.told == ["doubted", "sure"] and holder.asked == 3
+
+
+async def test_an_answer_from_before_a_second_doubt_does_not_count(hub: MemoryServer, holder: Holder) -> None:
+    for _ in range(2):
+        await holder.reconnect(hub)
+        await asyncio.sleep(0.05)
+    await holder.verifier.wait()
+    assert holder.told == ["doubted", "sure"] and holder.asked == 2
+
+
+async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure(hub: MemoryServer, holder: Holder) -> None:
+    holder.answers = [ConsumerLost("gone")]
+    await holder.reconnect(hub)
+    await asyncio.sleep(1)
+    assert holder.told == ["doubted", "lost"] and not holder.verifier.certain

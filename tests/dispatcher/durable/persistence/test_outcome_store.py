@@ -105,11 +105,6 @@ async def operations() -> AsyncGenerator[Desk, None]:
     await made.bus.close()
 
 
-async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(operations: Desk) -> None:
-    assert await operations.buries(operations.entry()) == (1, JobState.DEAD)
-    assert await operations.buries(operations.entry()) == (1, JobState.DEAD), "again after a crash: one letter"
-
-
 async def test_the_record_gives_the_reason_of_the_letter_that_a_killed_predecessor_left(operations: Desk) -> None:
     assert await operations.buries(operations.entry()) == (1, JobState.DEAD)
     results = await operations.streams.results()
@@ -145,13 +140,6 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(o
         await ends_it()
         await operations.outcomes.writer.settled()
         assert await results.get(NAMES.try_key("images", "7")) is None
-
-
-async def test_what_is_no_record_hinders_no_burial(operations: Desk) -> None:
-    await (await operations.streams.results()).put(NAMES.result_key("7"), b"garbage")
-    async with asyncio.timeout(10):
-        await operations.persists(operations.entry(), dead(TaskFailed("it raised")))
-    assert (await (await operations.streams.dead()).state()).messages == 1
 
 
 @pytest.mark.parametrize("earlier", [False, True])

@@ -9,11 +9,11 @@ import pytest
 
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.durable.core.effects import Persist, RecordKind
-from gangline.dispatcher.durable.messages.entry import QueuedMessage, job_of, may_have_ended, read_message, size_of
+from gangline.dispatcher.durable.messages.entry import QueuedMessage, job_of, may_have_ended, read_message
 from gangline.dispatcher.durable.persistence import records
 from gangline.schemas.errors.base import GanglineError, MalformedMessage, TaskFailed
 from gangline.schemas.names import Names
-from gangline.schemas.records.jobs import DeadReason, JobState, ResultRecord, TryRecord
+from gangline.schemas.records.jobs import DeadReason, JobState, ResultRecord
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 
@@ -65,28 +65,6 @@ def test_a_result_of_a_task_in_msgpack_stands_there_as_base64_of_msgpack() -> No
     record = ResultRecord.model_validate_json(records.result_of(entry, done(), wall=AT))
     assert record.encoding == "msgpack"
     assert codec.unpack(base64.b64decode(record.result)) == b"\x00\xff"
-
-
-def test_a_large_result_is_named_and_not_carried() -> None:
-    entry = entry_of(message())
-    entry.body = b'"x"'
-    record = ResultRecord.model_validate_json(records.result_of(entry, done(), wall=AT, object="7-2-abc"))
-    assert record.object == "7-2-abc" and record.result is None
-
-
-def test_the_record_of_a_dead_task_says_why_and_has_no_result() -> None:
-    entry = entry_of(message())
-    entry.body = b"1"
-    record = ResultRecord.model_validate_json(records.result_of(entry, dead(), wall=AT))
-    assert (record.state, record.reason, record.result) == (JobState.DEAD, DeadReason.FAILED, None)
-    assert record.error is not None and record.error.details["type"] == "ValueError"
-
-
-def test_a_try_is_noted_with_its_message_and_the_time_of_the_next() -> None:
-    error = TaskFailed("no")
-    note = Persist(seq=7, job="7", kind=RecordKind.TRY, attempts=2, not_before=AT + 9, error=error)
-    record = TryRecord.model_validate_json(records.try_of(note, wall=AT))
-    assert (record.job, record.sequence, record.attempts, record.not_before) == ("7", 7, 2, AT + 9)
 
 
 def test_a_dead_letter_has_the_headers_of_its_message_but_for_the_servers_own() -> None:
@@ -156,16 +134,6 @@ def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadlin
     }
 
 
-def test_a_cron_of_a_time_zone_goes_back_with_it() -> None:
-    made = message(Gangline_Cron="0 3 * * *", Gangline_Time_Zone="Europe/Berlin", Gangline_Job="nightly")
-    read = read_message(NAMES, made)
-    assert not isinstance(read, GanglineError)
-    _, given = records.schedule_of(NAMES, made, read[0], wall=made.at)
-    assert given[headers.SCHEDULE] == "0 0 3 * * *"
-    assert given[headers.SCHEDULE_TIME_ZONE] == "Europe/Berlin"
-    assert headers.TIME_ZONE not in given
-
-
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -211,10 +179,6 @@ def test_a_message_of_a_tenant_that_is_no_task_has_an_id_of_the_tenant() -> None
     assert job_of(message(subject=subject, Gangline_Job="order-7"), "images") == "images.t4-shop-order-7"
     assert job_of(message(subject=subject), "images").startswith("images.t4-shop-")
     assert job_of(message(subject=subject, Gangline_Job="order-7"), "") == "", "its sequence is"
-
-
-def test_the_size_of_a_message_counts_all_that_is_kept_of_it() -> None:
-    assert size_of(message(b"x" * 1000, Gangline_Key="k" * 100)) > 1100
 
 
 def test_a_dead_letter_has_no_more_headers_than_a_message_may() -> None:

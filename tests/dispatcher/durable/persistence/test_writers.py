@@ -86,18 +86,6 @@ async def test_nothing_is_written_while_it_is_in_doubt_whether_it_is_ours_to_wri
     assert await operations.value("a") == b"1"
 
 
-async def test_after_a_stop_nothing_is_written_and_nobody_waits(operations: Desk) -> None:
-    operations.sure.clear()
-    operations.writer.put("a", b"1")
-    await asyncio.sleep(1)
-    await operations.writer.stop()
-    await operations.writer.stop()
-    await operations.writer.settled()
-    operations.sure.set()
-    await asyncio.sleep(1)
-    assert await operations.value("a") is None
-
-
 async def test_an_unexpected_error_does_not_end_what_stores_events(operations: Desk) -> None:
     names, opened = Names("ns"), 0
     streams = TaskStreams(operations.bus, names)

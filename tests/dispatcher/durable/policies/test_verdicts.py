@@ -1,13 +1,23 @@
-"""What every error means for a durable task."""
+"""What every error means for a durable task, and when it is tried again."""
 
 from __future__ import annotations
 
 import inspect
 
-from gangline.dispatcher.durable.policies.retry_policy import NotStarted, Permanent, Retry, classify
+from gangline.dispatcher.durable.policies.retry_policy import (
+    NotStarted,
+    Permanent,
+    Retry,
+    backoff_s,
+    classify,
+    refused_s,
+)
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors import base as errors
 from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import DeadReason
+from gangline.schemas.records.routes import QueueRules
 
 PERMANENT = {
     "InvalidRequest": DeadReason.MALFORMED,
@@ -93,3 +103,10 @@ def test_a_task_that_says_so_is_not_tried_again():
 def test_what_is_permanent_or_unknown_is_so_whether_or_not_it_started():
     for kind in (errors.GanglineError, errors.InvalidArguments, errors.UnknownMethod):
         assert classify(kind("x", may_have_started=False)) == classify(kind("x", may_have_started=True)), kind
+
+
+def test_the_backoff_never_overflows_and_a_long_first_wait_is_kept():
+    settings, task = DispatcherSettings(node="n"), Submission(endpoint="e", method="m", job="j")
+    assert backoff_s(task, QueueRules(), settings, attempts=10_000, draw=0.0) == settings.backoff_max_s
+    assert backoff_s(task._replace(backoff_s=900.0), QueueRules(), settings, attempts=5, draw=0.0) == 900.0
+    assert (refused_s(1), refused_s(10_000)) == (0.0, 0.5)

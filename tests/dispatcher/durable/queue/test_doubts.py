@@ -12,7 +12,7 @@ from gangline.schemas.records.jobs import JobState, ResultRecord
 
 from ....support.durable.site import Site, simulated
 
-WAITING = 400
+WAITING = 120
 
 
 @pytest.fixture
@@ -45,21 +45,9 @@ async def _doubt(site: Site, times: int) -> None:
 
 
 @simulated()
-async def test_what_waits_is_not_looked_up_one_by_one_after_each_doubt(site: Site, looked_up: list[str]) -> None:
-    await _queued(site, 0.1)
-    looked_up.clear()
-    started = len(site.starts)
-    await _doubt(site, 8)
-    started = len(site.starts) - started
-    assert started > 250, started
-    # Those that start before clients are sure to reach it again, which is a quarter of a second.
-    assert len(looked_up) < 0.4 * started, (len(looked_up), started)
-
-
-@simulated()
 async def test_what_was_cancelled_meanwhile_never_starts(site: Site, looked_up: list[str]) -> None:
-    await _queued(site, 0.1)
-    results, cancelled = await site.streams.results(), {"300", "320", "340"}
+    await _queued(site, 0.25)
+    results, cancelled = await site.streams.results(), {"90", "100", "110"}
     for job in sorted(cancelled):
         await _doubt(site, 1)
         site.holder().dispatcher.queues[site.pool]._context.guard._doubt(0.0)  # its client finds nobody

@@ -88,16 +88,3 @@ async def test_a_job_far_back_is_known_by_an_idempotency_key_or_a_foreign_id_and
         assert (await client.job(delayed.id).status()).state is JobState.SCHEDULED
         assert await client.job(delayed.id).cancel()
         assert (await client.job(delayed.id).status()).state is JobState.CANCELLED
-
-
-@simulated()
-async def test_what_was_cancelled_far_back_never_starts_and_the_rest_does(site: Site) -> None:
-    site.worker(2)
-    site.dispatcher(window_tasks=WINDOW)
-    async with client_of(site) as client:
-        jobs = await client.submit_many(f"{site.pool}.square", [{"x": n, "seconds": 0.5} for n in range(100)])
-        cancelled = {job.id for job in jobs[50::7]}
-        assert all(await asyncio.gather(*(client.job(job).cancel() for job in cancelled)))
-    await site.empty(120.0)
-    assert {job for job, _, _, _ in site.starts} == {job.id for job in jobs} - cancelled
-    assert site.twice() == []

@@ -89,19 +89,6 @@ async def test_a_submitted_task_runs_on_all_ranks_of_a_set_that_says_so(rig: Gan
 
 
 @on_gang_rig()
-async def test_both_ranks_of_a_gang_may_be_on_one_worker_and_a_gang_may_have_one_rank(rig: GangRig) -> None:
-    await small_workers(rig, 1, slots=3)
-    async with dispatching(rig):
-        await rig.declare("two", gangs=1, gang={"pool": "train", "size": 2}, route="all")
-        await rig.declare("one", gangs=1, gang={"pool": "train", "size": 1}, route="all")
-        assert await (await rig.client.submit("two.gather", "v")).result(timeout_s=WITHIN_S) == [
-            [[0, "v"], [1, "v"]],
-            [[0, "v"], [1, "v"]],
-        ]
-        assert await (await rig.client.submit("one.who", "v")).result(timeout_s=WITHIN_S) == [[0, 1, 1, "v"]]
-
-
-@on_gang_rig()
 async def test_a_task_submitted_before_its_set_is_declared_waits_for_it(rig: GangRig) -> None:
     await small_workers(rig)
     async with dispatching(rig, unknown_after_s=15.0):
@@ -113,16 +100,6 @@ async def test_a_task_submitted_before_its_set_is_declared_waits_for_it(rig: Gan
         with pytest.raises(JobDead) as caught:
             await never.result(timeout_s=WITHIN_S)
         assert caught.value.reason == "unknown_endpoint"
-
-
-@on_gang_rig()
-async def test_a_task_waits_for_a_set_whose_gangs_have_no_room_as_for_a_pool_without_workers(rig: GangRig) -> None:
-    async with dispatching(rig, unknown_after_s=5.0):
-        await rig.declare("llm", gangs=1, gang=PAIR)
-        job = await rig.client.submit("llm.who", "x")
-        await asyncio.sleep(15)  # longer than an endpoint that nobody knows is waited for
-        await small_workers(rig)
-        assert await job.result(timeout_s=WITHIN_S) == [0, 2, 1, "x"]
 
 
 @pytest.mark.parametrize("route", ["rank0", "all"])
@@ -166,19 +143,6 @@ async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangR
         assert caught.value.reason == "crashed"
 
 
-@pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
-@on_gang_rig()
-async def test_a_task_whose_member_is_killed_is_tried_again(rig: GangRig, route: str) -> None:
-    async with serving(rig, 3, route=route):
-        job = await rig.client.options(max_attempts=5).submit("llm.once", 2.0)
-        await until(lambda: rig.probe.started)
-        worker = (await job.status()).worker
-        assert worker is not None
-        rig.cut(worker.partition(".")[2])
-        assert (await job.result(timeout_s=WITHIN_S)) is not None
-        assert (await job.status()).attempts == 2
-
-
 @pytest.mark.parametrize("route", ["rank0", "all"])
 @on_gang_rig()
 async def test_a_task_on_a_gang_can_be_cancelled_and_its_slots_come_back(rig: GangRig, route: str) -> None:
@@ -196,46 +160,21 @@ async def test_a_task_on_a_gang_can_be_cancelled_and_its_slots_come_back(rig: Ga
         assert await waiting.result(timeout_s=WITHIN_S)
 
 
-@pytest.mark.parametrize("route", ["rank0", "all"])
 @on_gang_rig()
-async def test_a_dispatcher_that_is_killed_leaves_its_tries_to_the_next_which_attaches_to_them(
-    rig: GangRig, route: str
-) -> None:
+async def test_a_dispatcher_that_is_killed_leaves_its_tries_to_the_next_which_attaches_to_them(rig: GangRig) -> None:
     await small_workers(rig, 4)
-    await rig.declare("llm", gangs=2, gang=PAIR, route=route)
+    await rig.declare("llm", gangs=2, gang=PAIR, route="all")
     bus = rig.hub.connect("first")
     first = Dispatcher(bus, names=rig.names, settings=DispatcherSettings(node="n"))
     await first.start()
     jobs = [await rig.client.options(max_attempts=5).submit("llm.once", 12.0) for _ in range(2)]
-    ranks = 1 if route == "rank0" else 2
-    await until(lambda: len(rig.probe.started) == 2 * ranks)
+    await until(lambda: len(rig.probe.started) == 4)
     rig.hub.kill(bus)
     async with dispatching(rig, "second") as second:
         await until(lambda: "llm" in second.queues and second.queues["llm"].core.statistics().running == 2)
         results = [await job.result(timeout_s=WITHIN_S) for job in jobs]
-        expected = [0] if route == "rank0" else [0, 1]
-        for result in results:
-            assert [rank for _, rank in ([result] if route == "rank0" else result)] == expected
-        assert len(rig.probe.started) == 2 * ranks, "nothing was started again"
-    await first.stop()
-
-
-@on_gang_rig()
-async def test_a_dispatcher_that_attaches_to_a_try_of_which_a_rank_is_gone_tries_again(rig: GangRig) -> None:
-    await small_workers(rig, 3)
-    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
-    bus = rig.hub.connect("first")
-    first = Dispatcher(bus, names=rig.names, settings=DispatcherSettings(node="n"))
-    await first.start()
-    job = await rig.client.options(max_attempts=5).submit("llm.once", 12.0)
-    await until(lambda: len(rig.probe.started) == 2)
-    worker = (await job.status()).worker
-    assert worker is not None
-    rig.hub.kill(bus)
-    rig.cut(worker.partition(".")[2])
-    async with dispatching(rig, "second"):
-        assert [rank for _, rank in await job.result(timeout_s=WITHIN_S)] == [0, 1]
-        assert (await job.status()).attempts == 2 and len(rig.probe.started) == 4
+        assert [[rank for _, rank in result] for result in results] == [[0, 1], [0, 1]]
+        assert len(rig.probe.started) == 4, "nothing was started again"
     await first.stop()
 
 
@@ -254,34 +193,13 @@ async def test_limits_of_a_key_and_of_a_route_count_tries_on_gangs(rig: GangRig)
 
 
 @on_gang_rig()
-async def test_items_of_a_task_on_rank_0_are_stored(rig: GangRig) -> None:
-    async with serving(rig):
-        job = await rig.client.submit("llm.count", 5)
-        assert [item async for item in job.items()] == [[0, number] for number in range(5)]
-
-
-@on_gang_rig()
-async def test_submitted_tasks_and_calls_share_the_gangs_of_a_set(rig: GangRig) -> None:
-    await small_workers(rig)
-    async with dispatching(rig):
-        for route in ("rank0", "all"):
-            await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-            jobs = [await rig.client.submit("llm.slow", 0.3) for _ in range(5)]
-            calls = [asyncio.create_task(rig.client.options(timeout_s=60).call("llm.slow", 0.3)) for _ in range(5)]
-            await asyncio.gather(*calls)
-            for job in jobs:
-                await job.result(timeout_s=WITHIN_S)
-
-
-@pytest.mark.parametrize("route", [pytest.param("rank0", marks=pytest.mark.long), "all"])
-@on_gang_rig()
-async def test_a_roll_costs_short_tasks_no_try(rig: GangRig, route: str) -> None:
-    async with serving(rig, slots=2, route=route):
+async def test_a_roll_costs_short_tasks_no_try(rig: GangRig) -> None:
+    async with serving(rig, slots=2, route="all"):
         jobs = [await rig.client.submit("llm.slow", 0.2) for _ in range(20)]
         await until(lambda: rig.probe.started)
-        await rig.declare("llm", gangs=1, gang={**PAIR, "grace_s": 6}, route=route)
+        await rig.declare("llm", gangs=1, gang={**PAIR, "grace_s": 6}, route="all")
         results = [await job.result(timeout_s=WITHIN_S) for job in jobs]
-        gangs = {gang for result in results for gang, _ in ([result] if route == "rank0" else result)}
+        gangs = {gang for result in results for gang, _ in result}
         assert len(gangs) == 2, "it was rolled meanwhile"
         assert {(await job.status()).attempts for job in jobs} == {1}
 

@@ -13,7 +13,7 @@ from gangline.dispatcher.durable.messages.entry import JobAttempt
 from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.worker_table import WorkerEntry
-from gangline.schemas.errors.base import GanglineError, TaskCancelled, TaskFailed, WorkerLost
+from gangline.schemas.errors.base import GanglineError, TaskCancelled, WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 
 from ....support.dispatcher.fakes import FakeWorker, Rig, silent, turns
@@ -93,21 +93,6 @@ async def scripted_ranks() -> AsyncIterator[ScriptedRanks]:
         await rig.stop()
 
 
-async def test_it_begins_when_all_have_their_slots_and_ends_with_all_results() -> None:
-    async with scripted_ranks() as ranks:
-        ranks.fly(*NAMES)
-        for number in (2, 0):
-            await ranks.answer(number, AnswerOp.HELD)
-        assert ranks.heard(RequestOp.BEGIN) == [0, 0, 0]
-        await ranks.answer(1, AnswerOp.HELD)
-        assert ranks.heard(RequestOp.BEGIN) == [1, 1, 1]
-        for number in (1, 2):
-            await ranks.answer(number, AnswerOp.OK, f"r{number}")
-        assert ranks.ended == []
-        await ranks.answer(0, AnswerOp.OK, "r0")
-        assert ranks.ended == [(["r0", "r1", "r2"], None)] and ranks.watched.count == 0
-
-
 async def test_a_rank_that_takes_none_ends_it_before_anything_has_started() -> None:
     async with scripted_ranks() as ranks:
         ranks.fly(*NAMES)
@@ -120,28 +105,6 @@ async def test_a_rank_that_takes_none_ends_it_before_anything_has_started() -> N
         ((results, error),) = ranks.ended
         assert results == [] and error is not None and error.code == "draining"
         assert error.may_have_started is False and error.details["rank"] == 1
-
-
-async def test_the_first_that_fails_stops_the_others_and_they_are_waited_for() -> None:
-    async with scripted_ranks() as ranks:
-        ranks.fly(*NAMES)
-        for number in range(3):
-            await ranks.answer(number, AnswerOp.HELD)
-        await ranks.answer(0, AnswerOp.OK, "done")
-        await ranks.answer(2, AnswerOp.ERROR, TaskFailed.code, "no luck", None, True)
-        assert ranks.ended == [] and ranks.heard(RequestOp.CANCEL) == [0, 1, 0]
-        await ranks.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
-        ((_, error),) = ranks.ended
-        assert isinstance(error, TaskFailed) and error.details["rank"] == 2 and error.may_have_started
-
-
-async def test_a_worker_that_is_gone_before_it_was_sent_starts_nothing() -> None:
-    async with scripted_ranks() as ranks:
-        ranks.fly("images.w0", "images.w9", "images.w2")
-        await turns()
-        ((_, error),) = ranks.ended
-        assert isinstance(error, WorkerLost) and error.may_have_started is False
-        assert ranks.heard(RequestOp.TASK) == [0, 0, 0] and ranks.watched.count == 0
 
 
 async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_have() -> None:
@@ -184,16 +147,6 @@ async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_wo
         assert ranks.ended == [(["r0", "r1", "r2"], None)] and ranks.watched.count == 0
 
 
-async def test_what_is_let_go_is_not_heard_of_and_not_stopped() -> None:
-    async with scripted_ranks() as ranks:
-        sent_attempt = ranks.fly(*NAMES)
-        await turns()
-        sent_attempt.let_go()
-        for number in range(3):
-            await ranks.answer(number, AnswerOp.OK, None)
-        assert ranks.ended == [] and ranks.heard(RequestOp.CANCEL) == [0, 0, 0] and ranks.watched.count == 0
-
-
 async def test_one_that_is_attached_to_asks_again_and_a_rank_that_nobody_knows_is_lost() -> None:
     async with scripted_ranks() as ranks:
         ranks.fly(*NAMES, attached=True)
@@ -210,3 +163,12 @@ async def test_one_that_is_attached_to_asks_again_and_a_rank_that_nobody_knows_i
         await ranks.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
         ((_, error),) = ranks.ended
         assert isinstance(error, WorkerLost) and error.may_have_started is True
+
+
+async def test_a_worker_that_is_gone_before_it_was_sent_starts_nothing() -> None:
+    async with scripted_ranks() as ranks:
+        ranks.fly("images.w0", "images.w9", "images.w2")
+        await turns()
+        ((_, error),) = ranks.ended
+        assert isinstance(error, WorkerLost) and error.may_have_started is False
+        assert ranks.heard(RequestOp.TASK) == [0, 0, 0] and ranks.watched.count == 0

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gangline.bus.port.bus import Message
 from gangline.schemas.messages.jobs import DispatcherStats, QueueStats
-from gangline.schemas.names import DispatcherOperation, JobFeed, QueueOperation
-from gangline.schemas.records.jobs import DispatcherEvent, JobEvent, JobState, TaskDeadEvent
+from gangline.schemas.names import DispatcherOperation, QueueOperation
+from gangline.schemas.records.jobs import DispatcherEvent, JobState, TaskDeadEvent
 
 from ....otel import Reading
 from ....support.durable.site import Site
@@ -104,28 +104,6 @@ async def test_a_dead_task_and_a_dispatchers_coming_and_going_are_broadcast() ->
         kinds = [event.event for event in told if event.event != "here"]
         assert kinds == ["joined", "handed_over", "left"] and told[-2].queues == ("work",)
         await listening.unsubscribe()
-
-
-async def test_events_of_a_job_that_asks_for_them_can_be_read_later() -> None:
-    async with Site() as site:
-        worker = site.worker()
-        site.dispatcher()
-        job = await site.submit("fail", {"times": 1}, Gangline_Events="true")
-        quiet = await site.submit("square", {"x": 1})
-        await site.ended(job)
-        await site.ended(quiet)
-        await asyncio.sleep(1)
-        found: list[JobEvent] = []
-        jobs = await site.streams.jobs()
-        reading = await jobs.read(
-            site.names.job(job, JobFeed.STATE), lambda each: found.append(JobEvent.model_validate_json(each.data))
-        )
-        await asyncio.sleep(1)
-        await reading.unsubscribe()
-        states = [(event.state, event.attempt) for event in found]
-        assert (JobState.RUNNING, 1) in states and (JobState.WAITING, 1) in states and states[-1] == (JobState.DONE, 2)
-        assert found[-1].worker == f"work.{worker.name}"
-        assert await jobs.last(site.names.job(quiet, JobFeed.STATE)) is None
 
 
 async def test_a_dispatcher_answers_for_itself_and_for_its_queues_and_is_found_as_a_service() -> None:

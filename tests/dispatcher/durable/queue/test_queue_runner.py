@@ -29,19 +29,6 @@ async def _runner(site: Site) -> tuple[QueueRunner, list[tuple[on.AnyEvent, ...]
     return runner, told
 
 
-async def test_the_core_gets_the_events_of_a_turn_together_with_the_slots_that_it_leaves_free() -> None:
-    async with Site() as site:
-        runner, told = await _runner(site)
-        for seq in (1001, 1002):
-            runner.tell_soon(on.AttemptEnded, seq=seq, attempt=1)
-            runner._executor._credit_changed(site.pool)
-        assert told == []
-        await asyncio.sleep(0)
-        assert [[type(event) for event in events] for events in told] == [
-            [on.AttemptEnded, on.AttemptEnded, on.SlotsGranted]
-        ]
-
-
 async def test_a_doubt_comes_before_what_arrived_earlier_in_its_turn() -> None:
     async with Site() as site:
         runner, told = await _runner(site)
@@ -50,12 +37,3 @@ async def test_a_doubt_comes_before_what_arrived_earlier_in_its_turn() -> None:
         assert [[type(event) for event in events] for events in told] == [[on.OwnershipDoubted, on.AttemptEnded]]
         await asyncio.sleep(1.0)
         assert type(told[-1][-1]) is on.OwnershipConfirmed
-
-
-async def test_a_freeze_in_the_middle_of_a_turn_is_noticed_at_its_end() -> None:
-    async with Site() as site:
-        runner, told = await _runner(site)
-        runner.tell_soon(on.AttemptEnded, seq=1001, attempt=1)
-        runner._context.guard._freeze.last_at -= 10.0
-        await asyncio.sleep(0)
-        assert [type(event) for event in told[0]] == [on.OwnershipDoubted, on.AttemptEnded]

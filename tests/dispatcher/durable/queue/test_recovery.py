@@ -16,21 +16,6 @@ def on(worker: str) -> WorkerId:
     return WorkerId("train", worker)
 
 
-def test_what_runs_on_one_worker_is_told_of_as_it_is() -> None:
-    assert by_try([(on("w1"), job("a")), (on("w2"), job("a", 2))]) == [
-        Try("a", 1, "", "train.w1"),
-        Try("a", 2, "", "train.w2"),
-    ]
-
-
-def test_what_runs_on_all_ranks_is_one_try_with_its_workers_by_rank() -> None:
-    found = [(on("w2"), job("a", rank=1, ranks=2)), (on("w1"), job("a", ranks=2)), (on("w3"), job("b", ranks=1))]
-    assert by_try(found) == [
-        Try("a", 1, "llm", "train.w1", ("train.w1", "train.w2")),
-        Try("b", 1, "llm", "train.w3", ("train.w3",)),
-    ]
-
-
 def test_a_rank_of_which_nobody_knows_is_left_open() -> None:
     assert by_try([(on("w2"), job("a", rank=1, ranks=3)), (on("w9"), job("a", rank=7, ranks=3))]) == [
         Try("a", 1, "llm", "train.w2", ("", "train.w2", ""))

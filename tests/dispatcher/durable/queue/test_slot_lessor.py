@@ -100,33 +100,6 @@ async def test_what_is_wanted_is_leased_and_what_is_idle_given_back() -> None:
         assert over.taken == {"w1": {}}
 
 
-async def test_never_more_is_leased_than_workers_have() -> None:
-    async with LessorOverWorkers() as over:
-        for name in ("w1", "w2"):
-            await over.worker(name, slots=4)
-        over.lessor.want(100, 1)
-        await over.has_in_all(8)
-        await asyncio.sleep(5)
-        assert sum(over.lessor.free) == 8 and over.most == {"w1": 4, "w2": 4}
-
-
-async def test_a_task_goes_to_the_smallest_lease_that_has_room_and_its_slots_come_back() -> None:
-    async with LessorOverWorkers(lease_slots=3) as over:
-        await over.worker(slots=5)
-        over.lessor.want(4, 3)
-        await over.has(3)
-        over.lessor.want(1, 1)
-        await over.has(1, 3)
-        first = over.take()
-        assert first.hold.slots == 1
-        second = over.take(2)
-        assert second.free == 1
-        assert over.lessor.take(2, "echo", None) is None
-        over.lessor.give(second, 2)
-        over.lessor.give(first, 1)
-        assert sorted(over.lessor.free) == [1, 3]
-
-
 async def test_a_task_is_only_put_on_a_worker_that_has_it() -> None:
     async with LessorOverWorkers() as over:
         await over.worker("old", methods={"echo": MethodInfo()}, slots=1)
@@ -165,25 +138,6 @@ async def test_the_next_lease_is_on_the_worker_that_was_asked_for_a_share_if_it_
         assert [len(worker.heard_of(RequestOp.RESERVE)) for worker in workers].count(1) == 2
 
 
-async def test_another_lease_is_asked_for_where_the_share_is_if_the_lease_there_is_in_use() -> None:
-    async with LessorOverWorkers() as over:
-        methods = {"echo": MethodInfo(policy=TaskPolicy(max_running=1)), "other": MethodInfo()}
-        for name in ("w1", "w2", "w3"):
-            await over.worker(name, methods=methods, slots=2)
-        for _ in range(6):
-            over.lessor.want(1, 1)
-            await over.has(1)
-            first = over.lessor.take(1, "echo", None)
-            over.lessor.want(1, 1)
-            await over.has(1)
-            second = over.lessor.take(1, "other", None)
-            assert first is not None and second is not None and second.name == first.name
-            for lease in (first, second):
-                over.lessor.give(lease, 1)
-            over.lessor.want(0, 0)
-            await over.has()
-
-
 async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait() -> None:
     async with LessorOverWorkers(turn_s=1.0) as over:
         worker = await over.worker(slots=1)
@@ -195,16 +149,6 @@ async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait(
         over.lessor.give(lease, 1)
         await over.has(1)
         assert len(worker.heard_of(RequestOp.RELEASE)) == 1 and len(worker.heard_of(RequestOp.RESERVE)) >= 2
-
-
-async def test_a_lease_on_a_lost_worker_is_no_credit_any_more() -> None:
-    async with LessorOverWorkers() as over:
-        worker = await over.worker(slots=2)
-        over.lessor.want(1, 1)
-        await over.has(1)
-        await worker.die()
-        over.taken.clear()
-        await over.has()
 
 
 async def test_a_lease_on_a_worker_that_cannot_be_reached_is_no_credit_until_it_is_heard_again() -> None:
@@ -228,18 +172,6 @@ async def test_a_lease_on_a_worker_that_cannot_be_reached_is_no_credit_until_it_
         assert over.changes > before and sum(over.lessor.free) == 2
         for lease in taken:
             over.lessor.give(lease, 1)
-
-
-async def test_many_slots_in_one_piece_are_waited_for_when_a_task_needs_them_and_else_not() -> None:
-    async with LessorOverWorkers() as over:
-        await over.worker(slots=4)
-        over.lessor.want(4, 4)
-        await over.has(4)
-        lease = over.take()
-        over.lessor.want(4, 4)
-        await asyncio.sleep(0.5)
-        assert over.lessor.free == (3,)
-        over.lessor.give(lease, 1)
 
 
 async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_else_are_kept_for_a_while() -> None:

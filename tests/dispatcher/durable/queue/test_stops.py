@@ -67,7 +67,7 @@ OFFSETS = 4
 @pytest.mark.parametrize("offset", range(OFFSETS))
 def test_a_dispatcher_that_is_stopped_at_any_step_leaves_nothing_behind(steps: int, offset: int) -> None:
     left = {}
-    for at in range(1 + offset, steps, OFFSETS * repetitions(6, whole=2)):
+    for at in range(1 + offset, steps, OFFSETS * repetitions(6, whole=4)):
         story = Story()
         story.run(at)
         if story.left:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
-from gangline.dispatcher.durable.ownership.verifier import OwnershipProof, OwnershipVerifier
 from gangline.dispatcher.durable.workers.failure_detector import DoubtMonitor
 from gangline.dispatcher.transport.exchange import GAP_S
-from gangline.runtime.clock import Environment
-from gangline.telemetry.logs import logger_for
 from gangline.testing.loop import VirtualLoop
 
 
@@ -87,79 +80,3 @@ async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> 
     assert guard.unheard_s == 1
     guard.stop()
     await bus.close()
-
-
-OURS = ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
-
-
-async def _no_bucket() -> KeyValue:
-    raise AssertionError("no turn is taken here")
-
-
-class Doubting:
-    """A verifier whose connection the test cuts; the server answers for the consumer as told."""
-
-    def __init__(self) -> None:
-        self.hub = MemoryServer()
-        self.bus = self.hub.connect("d")
-        self.guard = DoubtMonitor(self.bus, 1.0)
-        self.answers: list[ConsumerState | Exception] = []
-        self.asked = 0
-        self.told: list[str] = []
-        self.verifier = OwnershipVerifier(
-            self.guard,
-            OwnershipProof(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
-            self.state,
-            doubted=lambda: self.told.append("doubted"),
-            sure=lambda: self.told.append("sure"),
-            lost=lambda: self.told.append("lost"),
-            log=logger_for("test"),
-        )
-
-    async def state(self) -> ConsumerState:
-        self.asked += 1
-        await asyncio.sleep(0.1)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    async def reconnect(self) -> None:
-        self.hub.disconnect(self.bus)
-        self.hub.reconnect(self.bus)
-        await asyncio.sleep(0)
-
-
-@pytest.fixture
-async def doubting() -> AsyncIterator[Doubting]:
-    made = Doubting()
-    made.guard.start()
-    yield made
-    await made.verifier.stop()
-    made.guard.stop()
-    await made.bus.close()
-
-
-async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes(doubting: Doubting) -> None:
-    doubting.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader"), OURS]
-    await doubting.reconnect()
-    assert doubting.told == ["doubted"] and not doubting.verifier.certain
-    async with asyncio.timeout(5):
-        await doubting.verifier.wait()
-    assert doubting.told == ["doubted", "sure"] and doubting.asked == 3
-
-
-async def test_an_answer_from_before_a_second_doubt_does_not_count(doubting: Doubting) -> None:
-    doubting.answers = [OURS, OURS]
-    for _ in range(2):
-        await doubting.reconnect()
-        await asyncio.sleep(0.05)
-    await doubting.verifier.wait()
-    assert doubting.told == ["doubted", "sure"] and doubting.asked == 2
-
-
-async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure(doubting: Doubting) -> None:
-    doubting.answers = [ConsumerLost("gone")]
-    await doubting.reconnect()
-    await asyncio.sleep(1)
-    assert doubting.told == ["doubted", "lost"] and not doubting.verifier.certain

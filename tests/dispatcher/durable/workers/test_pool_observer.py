@@ -58,38 +58,3 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
         ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"}), {}, frozenset(), ""),
         ("images", True, 1, 4, {}, frozenset(), {}, frozenset({"light"}), ""),
     ]
-
-
-async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_told_of_as_workers() -> None:
-    pool, told = Pool(), []
-
-    async def open_pool(_name: str) -> Pool:
-        return pool
-
-    sets = SimpleNamespace(pool_of={"llm": pool}.get)
-    router = SimpleNamespace(known_target={"llm": pool}.get, target=open_pool, sets=sets)
-    known = KnownPools()
-    pool_observer = PoolObserver(
-        router,  # type: ignore[arg-type]
-        known,
-        tell=lambda **seen: told.append(tuple(seen.values())),
-        log=logger_for("test"),
-    )
-    await pool_observer.open(["llm"])
-    pool.has(2, generate=1)
-    await asyncio.sleep(2 * LOOK_S)
-    await pool_observer.stop()
-    assert told == [
-        ("llm", True, 0, 0, {}, frozenset(), {}, frozenset(), ""),
-        ("llm", True, 2, 4, {}, frozenset({"generate"}), {}, frozenset({"generate"}), ""),
-    ]
-    assert known.names == {"llm"}
-
-
-def test_what_was_perhaps_meant_is_a_pool_or_a_route_that_is_known_by_now() -> None:
-    known = KnownPools()
-    known.names = {"images", "words"}
-    assert [known.nearest(name, []) for name in ("imagse", "pictures")] == ["images", ""]
-    assert known.nearest("pictures", ["picture"]) == "picture"
-    known.names.add("pictures-2")
-    assert known.nearest("pictures", []) == "pictures-2"

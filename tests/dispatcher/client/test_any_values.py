@@ -192,7 +192,7 @@ def test_a_value_arrives_as_it_was_on_every_path_or_is_refused_on_all() -> None:
         paths = runner.run(Paths.open(stack))
 
         @settings(
-            max_examples=repetitions(2, whole=100),
+            max_examples=repetitions(1, whole=40),
             # Shrinking would take minutes: each example takes as long as forty requests.
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),

@@ -16,7 +16,7 @@ from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordinator, NoWorkers, UnknownJob
 from gangline.schemas.wire.codec import from_json
 
-from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
+from ...support.dispatcher.jobs_rig import JobsRig, in_memory
 from ...support.rows import in_rows
 from ...waiting import PATIENCE_S
 
@@ -25,7 +25,7 @@ def trail_of(rig: JobsRig) -> AuditTrail:
     return AuditTrail(rig.bus, rig.names, rig.streams)
 
 
-@on_both_buses
+@in_memory
 async def test_an_action_is_recorded_before_it_and_after_it(rig: JobsRig) -> None:
     trail = trail_of(rig)
     assert await trail.entries() == []
@@ -48,7 +48,7 @@ async def test_an_action_is_recorded_before_it_and_after_it(rig: JobsRig) -> Non
     assert len(await trail.entries(user=NOBODY)) == 4
 
 
-@on_both_buses
+@in_memory
 async def test_who_only_looks_makes_no_streams(rig: JobsRig) -> None:
     """They would be stored as the looker's environment says, and observers may not make any."""
     client, streams = rig.client, TaskStreams(rig.client.router.bus, rig.names)
@@ -63,7 +63,7 @@ async def test_who_only_looks_makes_no_streams(rig: JobsRig) -> None:
         assert from_json(answer.data)["error"]["err_code"] == 10059
 
 
-@on_both_buses
+@in_memory
 async def test_an_unreadable_record_hides_no_other(rig: JobsRig) -> None:
     trail = trail_of(rig)
     async with trail.noted("drain", "images.w1"):
@@ -72,7 +72,7 @@ async def test_an_unreadable_record_hides_no_other(rig: JobsRig) -> None:
     assert [entry.record.stage.value for entry in await trail.entries()] == ["begun", "done"]
 
 
-@on_both_buses
+@in_memory
 async def test_an_action_goes_on_if_it_cannot_be_recorded(rig: JobsRig, monkeypatch, caplog) -> None:
     trail, done = trail_of(rig), []
 
@@ -87,7 +87,7 @@ async def test_an_action_goes_on_if_it_cannot_be_recorded(rig: JobsRig, monkeypa
     assert [record.action for record in caplog.records if hasattr(record, "action")] == ["audit.not_recorded"]
 
 
-@on_both_buses
+@in_memory
 async def test_an_unrecorded_action_that_fails_is_warned_of_unless_it_was_forbidden_itself(
     rig: JobsRig, monkeypatch, caplog
 ) -> None:
@@ -114,7 +114,7 @@ async def told(rig: JobsRig) -> list[tuple[str, str, str, str]]:
     ]
 
 
-@on_both_buses
+@in_memory
 async def test_what_a_client_does_as_an_operator_is_recorded_with_its_reason(rig: JobsRig) -> None:
     client = rig.client
     await client.set_route("images", {"to": {"images-v2": 1}}, reason="new model")
@@ -139,7 +139,7 @@ async def test_what_a_client_does_as_an_operator_is_recorded_with_its_reason(rig
     ]
 
 
-@on_both_buses
+@in_memory
 async def test_a_dead_letter_with_a_number_for_an_id_is_recorded_with_its_task(rig: JobsRig) -> None:
     for job in ("42", "43", "images.jabcdef"):
         await rig.bury(job)
@@ -160,7 +160,7 @@ async def test_a_dead_letter_with_a_number_for_an_id_is_recorded_with_its_task(r
         assert found.details["target"] == f"images.echo {wanted.job}"
 
 
-@on_both_buses
+@in_memory
 async def test_a_cancel_is_recorded_if_it_has_a_reason_since_producers_cancel_too(rig: JobsRig) -> None:
     await rig.take_queue()
     jobs = [await rig.client.submit("images.render") for _ in range(2)]
@@ -169,7 +169,7 @@ async def test_a_cancel_is_recorded_if_it_has_a_reason_since_producers_cancel_to
     assert await told(rig) == [("cancel", jobs[1].id, "wrong input", "done")]
 
 
-@on_both_buses
+@in_memory
 async def test_actions_within_a_recorded_one_are_parts_of_it(rig: JobsRig) -> None:
     async with trail_of(rig).noted("roll-out", "images", "v2"):
         await rig.client.set_route("images", {"to": {"images-v2": 1}})
@@ -179,14 +179,14 @@ async def test_actions_within_a_recorded_one_are_parts_of_it(rig: JobsRig) -> No
     assert await told(rig) == [("roll-out", "images", "v2", "done"), ("route rm", "images", "done", "done")]
 
 
-@on_both_buses
+@in_memory
 async def test_a_reason_that_is_too_long_is_refused_before_anything_is_done(rig: JobsRig) -> None:
     with pytest.raises(InvalidRequest, match="at most 1000 characters, not 1001"):
         await rig.client.set_route("images", {"to": {"images-v2": 1}}, reason="x" * 1001)
     assert await rig.client.routes() == {} and await told(rig) == []
 
 
-@on_both_buses
+@in_memory
 async def test_a_client_can_do_without_a_record(rig: JobsRig) -> None:
     client = Client(rig.bus, names=rig.names, audit=False)
     async with client:

@@ -174,24 +174,6 @@ async def test_operating_mistakes_have_clear_errors(rig: Rig) -> None:
         await rig.client.drain("images.w1")
 
 
-async def test_a_real_worker_runs_calls_selections_and_leases(rig: Rig) -> None:
-    bus = rig.hub.connect("worker")
-    async with Worker(pool_of(), bus=bus, names=rig.names) as worker:
-        assert await rig.client.call("images.echo", [1, "a", b"b", None]) == [1, "a", b"b", None]
-        assert len(await asyncio.gather(*(rig.client.call("images.nap", 0.1) for _ in range(50)))) == 50
-        assert worker.statistics().tasks["rejected"] == 0  # a single router never sends more than there is room for
-        async with rig.client.choose_worker("images") as selection:
-            assert await rig.client.dispatch(selection, "echo", 1) == 1
-        async with rig.client.lease("images", slots=2) as lease:
-            assert await asyncio.gather(*(lease.call("nap", seconds=0.1) for _ in range(6))) == [0.1] * 6
-        cancelled = asyncio.ensure_future(rig.client.call("images.nap", 100))
-        await asyncio.sleep(1)
-        cancelled.cancel()
-        await asyncio.sleep(1)
-        assert worker.statistics().load[:2] == (0, 0)
-        rig.balanced()
-
-
 # -- connect ------------------------------------------------------------------------------------------------------
 
 

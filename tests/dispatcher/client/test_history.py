@@ -14,12 +14,10 @@ from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.streams.history_recorder import HistorySettings, HistorySummary
 from gangline.coordinator.service import Coordinator
 from gangline.coordinator.settings.settings import ServiceSettings
-from gangline.dispatcher.client.audit import AuditTrail
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.client.history import HistoryFilter, HistoryReader, holdings
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import JobDead
 from gangline.schemas.names import Names, public_id
@@ -211,21 +209,6 @@ async def test_a_worker_that_was_killed_is_recorded_as_lost_with_what_it_held():
         assert await site.told(HistoryKind.WORKER_LEFT) == []
 
 
-async def test_what_operators_did_is_shown_with_who_and_why():
-    async with system() as seen:
-        router = seen.client.router
-        await seen.told()
-        trail = AuditTrail(router.bus, router.names, TaskStreams(router.bus, router.names))
-        async with trail.noted("drain", "images.w1", "new kernel"):
-            await seen.client.drain("images.w1")
-        (action,) = await seen.told(HistoryKind.ACTION)
-        assert (action.by, action.reason) == (trail.user, "new kernel")
-        assert action.details == {"action": "drain", "target": "images.w1", "stage": "done"}
-        told = await seen.told(worker="images.w1")
-        assert {HistoryKind.ACTION, HistoryKind.WORKER_DRAINING} <= {record.kind for record in told}
-        assert await seen.told(pool="video") == []
-
-
 async def test_a_time_before_and_after_and_a_limit_cut_the_history():
     async with system() as seen:
         began = (await seen.told())[-1].at
@@ -259,22 +242,6 @@ async def test_who_held_what_at_a_time_is_read_from_the_history():
         }
         assert await seen.reader.held_at(wall) == []
         assert await seen.reader.held_at(granted.at + 3600) == []
-
-
-async def test_a_gang_held_slots_also_if_the_leader_that_formed_it_could_not_record_that():
-    async with system(workers=2) as seen:
-        hub = seen.running.hub
-        async with Coordinator(bus=hub.connect("next"), shell=SHELL, ambient=ambient()) as following:
-            async with seen.client.gang(pool="images", size=2, slots=3, ttl_s=60) as gang:
-                hub.partition(seen.leader)
-                await following.wait_leading()
-                await asyncio.sleep(SETTLED_S)
-                [held] = [record for record in await seen.reader.held_at(ambient().wall()) if record.gang]
-                assert (held.kind, held.gang, held.slots) == (HistoryKind.GANG_RECOVERED, gang.id, 6)
-                assert sorted(held.workers) == ["images.w1", "images.w2"]
-            hub.heal(seen.leader)
-            await asyncio.sleep(SETTLED_S)
-            assert await seen.reader.held_at(ambient().wall()) == []
 
 
 async def test_a_gang_whose_leader_died_before_it_could_record_the_end_has_ended_all_the_same():

@@ -15,7 +15,7 @@ from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobProgress, JobState
 from gangline.schemas.wire import codec, headers
 
-from ...support.dispatcher.jobs_rig import JobsRig, in_memory, on_both_buses
+from ...support.dispatcher.jobs_rig import JobsRig, in_memory
 
 
 @in_memory
@@ -32,7 +32,7 @@ async def test_a_dead_letter_says_all_that_is_known(rig: JobsRig) -> None:
     assert await rig.client.dead_letters("images") == [letter]
 
 
-@on_both_buses
+@in_memory
 async def test_the_newest_are_listed_oldest_first(rig: JobsRig) -> None:
     for number in range(12):
         await rig.bury(f"j{number}")
@@ -45,7 +45,7 @@ async def test_the_newest_are_listed_oldest_first(rig: JobsRig) -> None:
         await rig.client.dead_letters("no.name")
 
 
-@on_both_buses
+@in_memory
 async def test_the_beginning_of_an_id_finds_its_newest_letter_with_its_body(rig: JobsRig) -> None:
     await rig.bury("images.jabcde1", body=b'"old"')
     await rig.bury("images.jabcde1", body=b'"new"')
@@ -64,7 +64,7 @@ async def test_the_beginning_of_an_id_finds_its_newest_letter_with_its_body(rig:
     assert (await rig.client.replay("jabcf")).id == "images.jabcfgh"
 
 
-@on_both_buses
+@in_memory
 async def test_a_replayed_letter_is_the_same_job_again(rig: JobsRig) -> None:
     await rig.bury(
         "j1",
@@ -100,7 +100,7 @@ async def test_who_knows_a_job_from_before_its_replay_finds_it_in_the_queue(rig:
     assert (status.state, status.sequence) == (JobState.QUEUED, task.sequence + 1)
 
 
-@on_both_buses
+@in_memory
 async def test_a_letter_is_replayed_once_by_two_at_a_time(rig: JobsRig) -> None:
     await rig.bury("j1")
     await rig.end("j1", state=JobState.DEAD)
@@ -188,7 +188,7 @@ async def test_a_letter_from_nowhere_cannot_be_replayed(rig: JobsRig) -> None:
         await rig.client.replay("j2")
 
 
-@on_both_buses
+@in_memory
 async def test_letters_can_be_thrown_away(rig: JobsRig) -> None:
     for number in range(3):
         await rig.bury(f"j{number}")
@@ -198,7 +198,7 @@ async def test_letters_can_be_thrown_away(rig: JobsRig) -> None:
         await rig.client.drop("j1")
 
 
-@on_both_buses
+@in_memory
 async def test_a_very_large_letter_is_read_from_the_object_store(rig: JobsRig) -> None:
     body = codec.to_json({"text": "x" * 2_000_000})
     objects = await rig.streams.objects()
@@ -231,7 +231,7 @@ def test_a_letter_that_cannot_be_understood_is_shown_all_the_same() -> None:
     assert bare.error is None and bare.arguments is None
 
 
-@on_both_buses
+@in_memory
 async def test_a_letter_is_replayed_or_dropped_without_reading_all_others(rig: JobsRig) -> None:
     for number in range(5):
         await rig.bury(f"j{number}", body=b'{"n": 1}')

@@ -15,7 +15,7 @@ from gangline.schemas.errors.base import InvalidRequest, JobCancelled, JobDead, 
 from gangline.schemas.records.jobs import DeadReason, JobEvent, JobItem, JobProgress, JobState
 from gangline.schemas.wire import codec
 
-from ...support.dispatcher.jobs_rig import JobsRig, in_memory, on_both_buses
+from ...support.dispatcher.jobs_rig import JobsRig, in_memory
 
 
 async def collect(source: AsyncIterable[Any]) -> list[Any]:
@@ -30,7 +30,7 @@ async def tell_items(rig: JobsRig, job: str, values: str, *, attempt: int = 1, s
 # -- events -------------------------------------------------------------------------------------------------------
 
 
-@on_both_buses
+@in_memory
 async def test_events_are_read_from_the_first_and_end_with_the_job(rig: JobsRig) -> None:
     job = await rig.client.options(events=True).submit("images.echo")
     early = asyncio.ensure_future(collect(job.events()))
@@ -67,15 +67,6 @@ async def test_what_cannot_be_read_is_left_out(rig: JobsRig) -> None:
     assert end.state is JobState.DONE
 
 
-@on_both_buses
-async def test_leaving_early_leaves_nothing_behind(rig: JobsRig) -> None:
-    job = await rig.client.submit("images.echo")
-    await rig.tell(JobProgress(job=job.id, attempt=1, number=1, at=2.0))
-    events = job.events()
-    await anext(events)
-    await events.aclose()
-
-
 @in_memory
 async def test_events_of_a_job_that_nobody_knows_end_with_that(rig: JobsRig) -> None:
     with pytest.raises(UnknownJob):
@@ -95,7 +86,7 @@ async def test_a_result_that_is_not_kept_still_has_events_that_were_asked_for(ri
 # -- items --------------------------------------------------------------------------------------------------------
 
 
-@on_both_buses
+@in_memory
 async def test_items_come_in_order_early_and_late(rig: JobsRig) -> None:
     job = await rig.client.submit("images.frames")
     early = asyncio.ensure_future(collect(job.items()))
@@ -192,33 +183,6 @@ async def test_what_was_told_before_the_end_is_read_though_storage_has_no_leader
     away = False
     progress, end = await events
     assert (progress.value, end.state) == ("half", JobState.DONE)
-
-
-@in_memory
-async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(
-    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, got = jobs_feed._next, 0
-
-    async def next_(*rest: Any) -> Any:
-        nonlocal got
-        messages = await read(*rest)
-        got += len(messages)
-        return messages
-
-    monkeypatch.setattr(jobs_feed, "_AHEAD", 8)
-    monkeypatch.setattr(jobs_feed, "_next", next_)
-    job = await rig.client.submit("images.echo")
-    for number in range(200):
-        await rig.tell(JobProgress(job=job.id, attempt=1, number=number + 1, at=2.0, value=number))
-    await rig.end(job.id)
-    events = aiter(job.events())
-    first = await anext(events)
-    await asyncio.sleep(2 * jobs_feed.REST_S)
-    assert 8 <= got < 100
-    rest = await collect(events)
-    assert [first.value, *(event.value for event in rest[:-1])] == list(range(200))
-    assert rest[-1].state == JobState.DONE
 
 
 @in_memory

@@ -9,38 +9,18 @@ import pytest
 
 from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import (
-    InvalidArguments,
     JobCancelled,
     JobDead,
     ResultNotKept,
     StreamBroken,
     TaskFailed,
     UnknownJob,
-    UnknownMethod,
 )
-from gangline.schemas.records.jobs import JobEvent, JobProgress, JobState
+from gangline.schemas.records.jobs import JobProgress, JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ...support.dispatcher.jobs_rig import ImagesSystem, on_images
 from ...waiting import until
-
-
-@on_images()
-async def test_arguments_and_results_of_every_kind_come_through(client: Client) -> None:
-    for value in (1, "ä", None, [1, {"a": None}], b"\xff\x00", 1.5, "x" * 600_000):
-        job = await client.submit("images.echo", value)
-        assert await job.result() == value
-        info = await job.status()
-        assert (info.state, info.attempts, info.worker) == (JobState.DONE, 1, "images.w1")
-
-
-@on_images()
-async def test_a_failing_task_is_tried_again_and_its_states_are_told(system: ImagesSystem, client: Client) -> None:
-    job = await client.options(events=True, backoff_s=0.1).submit("images.flaky", 2)
-    assert await job.result() == 3 and system.attempts == [1, 2, 3]
-    events = [event async for event in job.events() if isinstance(event, JobEvent)]
-    assert [event.state for event in events][-1] is JobState.DONE
-    assert [event.attempt for event in events if event.state is JobState.RUNNING] == [1, 2, 3]
 
 
 @on_images()
@@ -96,22 +76,6 @@ async def test_the_last_ten_tries_that_failed_are_kept(system: ImagesSystem, cli
 
 
 @on_images()
-async def test_a_dead_job_can_be_replayed_and_gets_a_result_then(system: ImagesSystem, client: Client) -> None:
-    job = await client.options(max_attempts=1, events=True).submit("images.flaky", 1)
-    with pytest.raises(JobDead) as caught:
-        await job.result()
-    assert caught.value.reason == "failed" and isinstance(caught.value.__cause__, TaskFailed)
-    [letter] = await client.dead_letters()
-    assert (letter.job, letter.target, letter.arguments, letter.attempts) == (job.id, "images.flaky", [1], 1)
-    again = await client.replay(job.id)
-    # As many attempts as before, counted on: what was written with the fence of the first is older.
-    assert await again.result() == 2 == await job.result()
-    assert system.attempts == [1, 2] and await client.dead_letters() == []
-    states = [event.state async for event in again.events() if isinstance(event, JobEvent)]
-    assert states[-1] is JobState.DONE and JobState.DEAD not in states
-
-
-@on_images()
 async def test_a_dead_job_that_is_replayed_has_all_its_attempts_again(system: ImagesSystem, client: Client) -> None:
     job = await client.options(max_attempts=3, backoff_s=0.1).submit("images.flaky", 100)
     for lives in (1, 2):
@@ -119,21 +83,6 @@ async def test_a_dead_job_that_is_replayed_has_all_its_attempts_again(system: Im
             await job.result()
         assert system.attempts == list(range(1, 3 * lives + 1))
         await client.replay(job.id)
-
-
-@on_images()
-async def test_what_cannot_succeed_is_dead_at_once(system: ImagesSystem, client: Client) -> None:
-    loop = asyncio.get_running_loop()
-    for target, arguments, reason, cause in (
-        ("images.nothing", [], "unknown_method", UnknownMethod),
-        ("images.echo", [1, 2, 3], "invalid_arguments", InvalidArguments),
-    ):
-        began = loop.time()
-        job = await client.submit(target, *arguments)
-        with pytest.raises(JobDead) as caught:
-            await job.result()
-        assert caught.value.reason == reason and isinstance(caught.value.__cause__, cause)
-        assert loop.time() - began < 5 and system.ran == []
 
 
 @on_images(slots=1)
@@ -181,29 +130,6 @@ async def test_a_stream_that_fails_half_way_starts_over(client: Client) -> None:
     assert [item async for item in skipping.items(skip=True)] == list(range(6))
 
 
-@on_images()
-async def test_a_delayed_task_runs_at_its_time(client: Client) -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    job = await client.options(delay_s=30).submit("images.echo", "later")
-    assert (await job.status()).state is JobState.SCHEDULED
-    assert await job.result() == "later"
-    assert 29.999 <= loop.time() - began < 35  # the schedule is written in milliseconds
-
-
-@on_images()
-async def test_a_cron_runs_until_it_is_cancelled(system: ImagesSystem, client: Client) -> None:
-    every = await client.options(cron="@every 10s", idempotency_key="tick").submit("images.echo", "tick")
-    await asyncio.sleep(35)
-    assert await every.cancel()
-    count = len(system.ran)
-    assert 3 <= count <= 4
-    await asyncio.sleep(15)
-    assert len(system.ran) == count
-    with pytest.raises(UnknownJob):
-        await every.status()
-
-
 @on_images(slots=1)
 async def test_a_key_given_again_long_after_is_still_the_same_job_while_that_waits(
     system: ImagesSystem, client: Client
@@ -234,17 +160,6 @@ async def test_order_of_a_key_is_kept_through_failures(system: ImagesSystem, cli
     assert system.ran[1:] == list(range(5))
 
 
-@on_images(slots=1)
-async def test_a_deadline_that_passes_while_waiting_ends_it(system: ImagesSystem, client: Client) -> None:
-    await client.submit("images.nap", 100.0, "blocker")
-    await until(lambda: system.ran == ["blocker"])
-    job = await client.options(deadline_s=10).submit("images.echo", "late")
-    with pytest.raises(JobDead) as caught:
-        await job.result(60)
-    assert caught.value.reason == "expired" and system.ran == ["blocker"]
-    assert caught.value.may_have_started is False
-
-
 @on_images()
 async def test_a_result_that_is_not_to_be_kept_is_not(client: Client) -> None:
     job = await client.options(result_ttl_s=0, events=True).submit("images.echo", 1)
@@ -256,17 +171,3 @@ async def test_a_result_that_is_not_to_be_kept_is_not(client: Client) -> None:
     await asyncio.sleep(10)
     with pytest.raises(UnknownJob):
         await client.job(short.id).result()
-
-
-@on_images(slots=1)
-async def test_queues_tell_what_waits_and_runs(system: ImagesSystem, client: Client) -> None:
-    jobs = await client.submit_many("images.nap", [{"seconds": 5.0, "value": n} for n in range(3)])
-    await until(lambda: bool(system.ran))
-    await asyncio.sleep(2)
-    [queue] = await client.queues()
-    assert (queue.endpoint, queue.depth, queue.running) == ("images", 3, 1)
-    assert queue.dispatcher and queue.oldest_s is not None and queue.oldest_s > 1
-    assert await asyncio.gather(*(job.result() for job in jobs)) == [0, 1, 2]
-    await asyncio.sleep(1)
-    [queue] = await client.queues()
-    assert (queue.depth, queue.running, queue.done) == (0, 0, 3)

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.calls.call import SubmitOptions
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.jobs.submitter import (
     TaskMessage,
     job_of_key,
@@ -25,7 +23,7 @@ from gangline.dispatcher.jobs.submitter import (
     task_message,
     write_arguments,
 )
-from gangline.schemas.errors.base import InvalidArguments, InvalidName, InvalidSettings
+from gangline.schemas.errors.base import InvalidArguments, InvalidSettings
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import codec, headers
@@ -112,15 +110,6 @@ def test_a_moment_is_told_in_utc() -> None:
     assert moment_of("@every 5m") is None and moment_of("@at tomorrow") is None
 
 
-def test_the_runs_of_a_cron_are_jobs_of_their_own() -> None:
-    made = message(cron="0 0 3 * * *")
-    assert made.scheduled and made.repeats
-    assert made.headers[headers.CRON] == "0 0 3 * * *"
-    message_of = StreamMessage(made.subject, made.data, made.headers, 7, WALL)
-    subject, given = schedule_of(NAMES, message_of, read(made), wall=WALL)
-    assert subject == NAMES.schedule(made.job) and headers.JOB not in given
-
-
 def test_a_cron_that_is_declared_anew_replaces_the_first_unless_it_is_the_same() -> None:
     first = message(cron="@daily", idempotency_key="nightly")
     same = message(cron="@daily", idempotency_key="nightly")
@@ -129,12 +118,6 @@ def test_a_cron_that_is_declared_anew_replaces_the_first_unless_it_is_the_same()
     assert first.subject == same.subject == other.subject == later.subject
     ids = [made.headers[headers.MESSAGE_ID] for made in (first, same, other, later)]
     assert ids[0] == ids[1] and len(set(ids)) == 3
-
-
-def test_a_target_that_is_none_is_refused() -> None:
-    for target in ("", "images", "images.a.b", "im ages.x", "images.*"):
-        with pytest.raises(InvalidName):
-            message(target)
 
 
 def test_options_that_a_task_cannot_have_are_refused() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.key_value.bucket import NatsKeyValue
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Message, NotPermitted
 from gangline.dispatcher.client.client import Client
@@ -20,8 +19,6 @@ from gangline.dispatcher.jobs.result_waits import ResultWaits
 from gangline.schemas.errors.base import (
     GanglineError,
     InvalidRequest,
-    JobCancelled,
-    JobDead,
     NoDispatcher,
     QueueFull,
     UnknownJob,
@@ -31,7 +28,7 @@ from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import JobState, ResultRecord
 from gangline.schemas.wire import headers
 
-from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, in_memory, on_both_buses, on_images
+from ...support.dispatcher.jobs_rig import ImagesSystem, JobsRig, in_memory, on_images
 from ...support.durable.site import Site, simulate
 from ...waiting import until
 
@@ -84,7 +81,7 @@ def no_looks(patch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
-@on_both_buses
+@in_memory
 async def test_jobs_of_one_turn_are_asked_for_together_and_need_no_look_up(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,17 +93,6 @@ async def test_jobs_of_one_turn_are_asked_for_together_and_need_no_look_up(
     assert [len(request.jobs) for request in dispatcher.requests] == [128, 128, 44] and not looked
     asked = dispatcher.requests[0]
     assert asked.sequences == tuple(range(1, 129)) and asked.client.startswith("~")
-
-
-@in_memory
-async def test_those_without_a_result_are_asked_for_again(rig: JobsRig) -> None:
-    dispatcher = await waited(rig)
-    dispatcher.answer = lambda request: WaitReply(results=(result(request.jobs[-1], len(request.jobs)),))
-    jobs = [await rig.client.submit("images.echo") for _ in range(3)]
-    assert await asyncio.gather(*(job.result() for job in jobs)) == [1, 2, 3]
-    assert [request.jobs for request in dispatcher.requests] == [
-        tuple(job.id for job in jobs[:count]) for count in (3, 2, 1)
-    ]
 
 
 @in_memory
@@ -128,8 +114,7 @@ async def test_whatever_the_dispatcher_answers_the_result_is_found(rig: JobsRig)
         await until(lambda count=count: len(dispatcher.requests) >= count)
         await rig.end(job.id, result="found")
         assert await waiting == "found" == await job.result(), answer
-        # On a real server it may take so long that it is time to ask again.
-        assert rig.hub is None or len(dispatcher.requests) == count, f"after {answer!r} it is asked again at once"
+        assert len(dispatcher.requests) == count, f"after {answer!r} it is asked again at once"
         del dispatcher.requests[count:]
 
 
@@ -185,7 +170,7 @@ async def test_a_job_that_is_found_by_its_id_is_looked_up_and_then_waited_for(
     assert looked == [job.id]
 
 
-@on_both_buses
+@in_memory
 async def test_delayed_jobs_and_those_with_a_name_alone_are_watched_in_storage(rig: JobsRig) -> None:
     """Their ids or sequences do not say in which queue they are, and where."""
     dispatcher = await waited(rig)
@@ -256,63 +241,6 @@ async def settled(client: Client) -> None:
     """Wait until the dispatcher has the queue."""
     assert await (await client.submit("images.echo", 0)).result() == 0
     await asyncio.sleep(2)
-
-
-@pytest.fixture
-def watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Jobs that are watched in storage."""
-    found: list[str] = []
-    observe = NatsKeyValue.observe
-
-    async def noted(self: Any, pattern: str, *args: Any, **more: Any) -> Any:
-        if pattern.startswith("result."):
-            found.append(pattern)
-        return await observe(self, pattern, *args, **more)
-
-    monkeypatch.setattr(NatsKeyValue, "observe", noted)
-    return found
-
-
-@on_images(slots=4)
-async def test_whoever_waits_is_told_without_a_watch_or_a_look(
-    client: Client, watches: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await settled(client)
-    watches.clear()
-    looked = no_looks(monkeypatch)
-    jobs = [await client.submit("images.echo", number) for number in range(50)]
-    assert await asyncio.gather(*(job.result() for job in jobs)) == list(range(50))
-    slow = await client.submit("images.nap", 30, "slow")
-    assert await slow.result() == "slow"
-    failed = await client.submit("images.fail")
-    with pytest.raises(JobDead):
-        await failed.result()
-    cancelled = await client.submit("images.nap", 60, 1)
-    waiting = asyncio.ensure_future(cancelled.result())
-    await asyncio.sleep(1)
-    assert await cancelled.cancel()
-    with pytest.raises(JobCancelled):
-        await waiting
-    assert not watches and looked == [cancelled.id], "cancelling looks first"
-
-
-async def test_a_result_is_told_only_when_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ImagesSystem(slots=4).cluster()
-    async with made as client:
-        await settled(client)
-        told: list[tuple[str, bool]] = []
-        original = result_waits._EndpointWaits._settle
-
-        def settle(self: Any, name: str, record: ResultRecord | None) -> None:
-            keys = {entry.key for entry in made.hub.peek(made.names.results_bucket)}
-            if record is not None:
-                told.append((name, f"result.{name}" in keys))
-            original(self, name, record)
-
-        monkeypatch.setattr(result_waits._EndpointWaits, "_settle", settle)
-        jobs = [await client.submit("images.echo", number) for number in range(20)]
-        await asyncio.gather(*(job.result() for job in jobs))
-        assert sorted(told) == sorted((job.id, True) for job in jobs)
 
 
 @on_images(slots=4)

@@ -12,11 +12,9 @@ from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.schedules import put_schedule
 from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
 from gangline.schemas.messages.jobs import JobInfo, run_of
-from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
 
 from ...support.dispatcher.jobs_rig import ImagesSystem, on_images
-from ...support.durable.site import ServerSite
 from ...waiting import until
 
 
@@ -87,24 +85,6 @@ async def test_a_run_is_found_by_a_title_that_names_its_schedule(system: ImagesS
 
 
 @on_images(slots=4)
-async def test_runs_have_their_titles_in_json_and_as_dead_letters(client: Client) -> None:
-    submit = client.options(cron="@every 5s", idempotency_key="bad", max_attempts=1).submit("images.fail")
-    id = (await submit).id
-    await until(lambda: letters(client))
-    (letter,) = await client.dead_letters()
-    assert (letter.job, letter.title) == ("2", f"{id}-2")
-    run = await client.job("2").status()
-    assert run.model_dump(mode="json")["title"] == letter.title
-    assert (await client.dead_letter(letter.title)).sequence == letter.sequence
-    await client.drop(letter.title)
-    assert await client.dead_letters() == []
-
-
-async def letters(client: Client) -> bool:
-    return bool(await client.dead_letters())
-
-
-@on_images(slots=4)
 async def test_a_job_whose_own_id_looks_like_a_title_is_found_by_it(system: ImagesSystem, client: Client) -> None:
     schedule = await declared(client, "ticks")
     await until(lambda: len(system.ran) == 1)
@@ -135,13 +115,6 @@ async def test_a_run_that_becomes_a_dead_letter_names_its_schedule(client: Clien
     with pytest.raises(JobDead):
         await again.result()
     assert (await again.status()).schedule == schedule.id
-
-
-@on_images(slots=4)
-async def test_a_delayed_task_is_a_run_of_no_schedule(client: Client) -> None:
-    job = await client.options(delay_s=5).submit("images.echo", 1)
-    assert await job.result() == 1
-    assert (await job.status()).schedule is None
 
 
 @on_images(slots=4)
@@ -305,33 +278,6 @@ async def test_a_time_zone_that_cannot_be_meant_is_refused() -> None:
 async def test_a_time_of_its_own_replaces_cron_and_time_zone(client: Client) -> None:
     nightly = client.options(cron="0 3 * * *", time_zone="Europe/Berlin")
     assert await (await nightly.options(delay_s=1).submit("images.echo", 1)).result() == 1
-
-
-@pytest.mark.server
-async def test_a_real_server_pauses_resumes_and_links_runs(nats_url: str, namespace: str) -> None:
-    async with ServerSite(nats_url, namespace) as site:
-        await site.dispatcher()
-        client, names = await site.client(), site.names
-        schedule = await declared(client, "ticks", "* * * * *", time_zone="Asia/Kolkata")
-        paused = await client.pause_schedule("ticks")
-        assert paused.paused and (paused.cron, paused.time_zone) == ("0 * * * * *", "Asia/Kolkata")
-        await client.options(cron="* * * * * *", idempotency_key="ticks").submit("images.echo", "new")
-        await until(lambda: cron_is(client, "* * * * * *"))
-        assert (await client.schedule("ticks")).paused
-        resumed = await client.resume_schedule("ticks")
-        assert not resumed.paused and resumed.id == schedule.id
-        tasks = await client._streams.tasks()
-        await until(lambda: runs(tasks, names))
-        [run] = [await tasks.next(names.tasks_of("images"))]
-        assert run is not None
-        info = await client.job(str(run.sequence), "images").status()
-        assert info.schedule == schedule.id
-        await client.delete_schedule("ticks")
-        assert await client.schedules() == []
-
-
-async def runs(tasks: Any, names: Names) -> bool:
-    return await tasks.next(names.tasks_of("images")) is not None
 
 
 @on_images(slots=4)

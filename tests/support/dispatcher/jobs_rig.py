@@ -1,5 +1,5 @@
-"""Two rigs for submitted jobs: a client with a scripted dispatcher beside it, on an in-memory server and on a real
-one (`JobsRig`); and the whole system in memory, with a pool whose tasks note what they do (`ImagesSystem`)."""
+"""Two rigs for submitted jobs, in memory: a client with a scripted dispatcher beside it (`JobsRig`); and the whole
+system, with a pool whose tasks note what they do (`ImagesSystem`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, cast
 
-import pytest
-
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import Bus, ConsumerSettings, KeyValue, Message, Stream, StreamMessage
 from gangline.bus.rpc.responder import listen
-from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.messages.entry import read_message
 from gangline.dispatcher.durable.persistence.records import schedule_of
@@ -41,14 +37,13 @@ class JobsRig:
     """The client's side of a test. The dispatcher's side is scripted."""
 
     def __init__(
-        self, names: Names, client: Client, bus: Bus, hub: MemoryServer | None, ambient: Environment | None = None
+        self, names: Names, client: Client, bus: Bus, hub: MemoryServer, ambient: Environment | None = None
     ) -> None:
         self.names = names
         self.client = client
         self.bus = bus
         """The dispatcher's connection."""
         self.hub = hub
-        """None: a real server, in real time."""
         self.wall = (ambient or Environment()).wall
         """Unix time, by the clock that client and server use."""
         self.streams = TaskStreams(bus, names, STORAGE)
@@ -185,43 +180,27 @@ class FakeDispatcher:
 Body = Callable[..., Awaitable[None]]
 
 
-def on_both_buses(body: Body) -> Callable[..., Any]:
-    """Run a test on an in-memory server (on virtual time), and on a real one."""
-    return _on(body, "memory", pytest.param("server", marks=pytest.mark.server))
-
-
 def in_memory(body: Body) -> Callable[..., Any]:
     """Run a test on an in-memory server: it asks nothing of the server that other tests do not ask of a real one."""
-    return _on(body, "memory")
 
-
-def _on(body: Body, *kinds: Any) -> Callable[..., Any]:
-
-    async def run(kind: str, request: pytest.FixtureRequest) -> None:
-        names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Environment()
-        if kind == "memory":
-            loop = asyncio.get_running_loop()
-            ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())  # delays pass on virtual time
-            hub = MemoryServer(ambient=ambient)
-            ours, its = hub.connect("client"), hub.connect("dispatcher")
-        else:
-            how = ConnectionSettings.from_url(request.getfixturevalue("nats_url"))
-            ours = await connect_jetstream(how, name="client")
-            its = await connect_jetstream(how, name="dispatcher")
-        client = Client(ours, names=names, tasks=STORAGE, ambient=ambient, owns_bus=True)
+    @functools.wraps(body)
+    async def test(namespace: str, **fixtures: Any) -> None:
+        loop = asyncio.get_running_loop()
+        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())  # delays pass on virtual time
+        names, hub = Names(namespace), MemoryServer(ambient=ambient)
+        its = hub.connect("dispatcher")
         try:
-            async with client, asyncio.timeout(3 * PATIENCE_S if kind == "server" else None):
-                more = {name: request.getfixturevalue(name) for name in list(signature(body).parameters)[1:]}
-                await body(JobsRig(names, client, its, hub, ambient), **more)
+            async with Client(
+                hub.connect("client"), names=names, tasks=STORAGE, ambient=ambient, owns_bus=True
+            ) as client:
+                await body(JobsRig(names, client, its, hub, ambient), **fixtures)
         finally:
             await its.close()
 
-    @pytest.mark.parametrize("kind", kinds)
-    @functools.wraps(body, assigned=("__name__", "__doc__", "__module__", "__qualname__"))
-    async def test(kind: str, request: pytest.FixtureRequest) -> None:
-        await run(kind, request)
-
-    del test.__wrapped__  # otherwise pytest would read the body's arguments
+    of_test = signature(body)
+    _, *fixtures = of_test.parameters.values()
+    namespace = Parameter("namespace", Parameter.KEYWORD_ONLY)
+    test.__signature__ = of_test.replace(parameters=[*fixtures, namespace])  # type: ignore[attr-defined]
     return test
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
 from gangline import errors
-from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskState
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, TaskState
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, cancel_and_wait, obedient, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, cancel_and_wait, obedient, rejects, silent, turns
 from ...waiting import loop_time
 
 
@@ -40,13 +39,6 @@ async def test_a_task_that_raised_is_told_with_its_type(rig: Rig, known: bool) -
     assert caught.value.remote_type == "ValueError" and caught.value.may_have_started
     numbers = rig.router.metrics.statistics()
     assert (numbers["requests"], numbers["errors"]) == (1 + known, 1)
-
-
-async def test_a_full_worker_is_left_for_another_one(rig: Rig) -> None:
-    await rig.full_worker()
-    await rig.worker("w2")
-    for _ in range(5):
-        assert await rig.client.call("images.echo") == ["w2", "echo"]
 
 
 async def test_a_call_waits_while_all_workers_are_full_and_goes_on_when_one_has_room(rig: Rig) -> None:
@@ -147,20 +139,6 @@ async def test_when_all_workers_drain_the_error_says_so(rig: Rig) -> None:
         await rig.client.options(timeout_s=2).call("images.echo")
 
 
-async def test_a_new_epoch_of_the_same_worker_is_learnt_from_the_refusal(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    worker.epoch = 9
-
-    def strict(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.TASK and worker.epochs[-1] != worker.epoch:
-            return [(AnswerOp.REJECTED, frame[1], "stale")]
-        return obedient(worker, frame)
-
-    worker.behave = strict
-    assert await rig.client.call("images.echo") == ["w1", "echo"]
-    assert worker.epochs[-2:] == [1, 9]
-
-
 # -- deadline and cancellation ------------------------------------------------------------------------------------
 
 
@@ -183,26 +161,6 @@ async def test_a_call_whose_frame_is_not_out_yet_is_taken_back_when_the_router_s
         await call
     await turns()
     assert caught.value.may_have_started == bool(worker.heard_of(RequestOp.TASK))
-
-
-async def test_a_cancelled_wait_leaves_the_line_to_the_next(rig: Rig) -> None:
-    worker = await rig.worker(slots=1, behave=silent)
-    running, first, second = (asyncio.ensure_future(rig.client.call("images.echo", n)) for n in range(3))
-    [task] = await worker.hears(RequestOp.TASK)
-    first.cancel()
-    worker.answer((AnswerOp.OK, task[1], None))
-    tasks = await worker.hears(RequestOp.TASK, 2)
-    assert tasks[1][3] == [2]
-    worker.answer((AnswerOp.OK, tasks[1][1], "second"))
-    assert await second == "second"
-    await running
-
-
-async def test_waiting_calls_are_served_in_order(rig: Rig) -> None:
-    worker = await rig.worker(slots=1)
-    results = await asyncio.gather(*(rig.client.call("images.echo", n) for n in range(20)))
-    assert len(results) == 20
-    assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [[n] for n in range(20)]
 
 
 # -- connection ---------------------------------------------------------------------------------------------------
@@ -274,22 +232,6 @@ async def test_a_client_that_was_not_started_says_so() -> None:
     await rig.client.close()
 
 
-async def test_a_router_alone_with_its_worker_never_sends_what_must_be_refused(rig: Rig) -> None:
-    def busy(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.TASK:
-            later = asyncio.get_running_loop().call_later
-            later(0.3, worker.answer, (AnswerOp.OK, frame[1], None))
-        return None
-
-    worker = await rig.worker(slots=3, behave=busy)
-    calls = asyncio.gather(*(rig.client.call("images.echo") for _ in range(30)))
-    for _ in range(30):
-        await asyncio.sleep(0.1)
-        open_tasks = len(worker.heard_of(RequestOp.TASK)) - sum(call.done() for call in calls._children)  # type: ignore[attr-defined]
-        assert open_tasks <= 3
-    await calls
-
-
 async def test_a_task_that_no_worker_is_large_enough_for_says_so(rig: Rig) -> None:
     await rig.worker(slots=1)
     with pytest.raises(errors.Saturated, match="takes 2 slots, and the largest worker has 1"):
@@ -323,15 +265,6 @@ async def test_what_was_asked_of_the_chosen_worker_holds_for_the_one_that_takes_
         await chosen.die()
         assert await rig.client.dispatch(selection, "echo") == ["w3", "echo"]
         assert selection.worker == "images.w3"
-
-
-async def test_without_another_worker_of_those_labels_the_task_does_not_run(rig: Rig) -> None:
-    await rig.worker("w1")
-    chosen = await rig.worker("w2", labels={"gpu": "yes"})
-    async with rig.client.options(labels={"gpu": "yes"}).choose_worker("images") as selection:
-        await chosen.die()
-        with pytest.raises(errors.NoWorkers, match="has the labels gpu=yes"):
-            await rig.client.dispatch(selection, "echo")
 
 
 async def test_a_task_that_may_not_be_moved_is_not(rig: Rig) -> None:

@@ -20,7 +20,7 @@ from ...support.dispatcher.fakes import Rig, turns
 from ...support.rows import in_rows
 
 MOST_TURNS = 200
-STRIDE = repetitions(13, whole=1)
+STRIDE = repetitions(13, whole=3)
 
 
 def _pool() -> Pool:

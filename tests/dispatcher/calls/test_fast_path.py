@@ -9,25 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
-from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import InvalidRequest, PayloadTooLarge
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Reason, RequestOp
 
-from ...support.deadlines import deadline
 from ...support.dispatcher.fakes import Rig, rejects, turns
-from ...support.rows import in_rows
-from ...waiting import loop_time
-
-
-class Mine(Sticky):
-    """A user's policy, which has to be asked."""
-
-    def choose(self, candidates, request):
-        return super().choose(candidates, request)
 
 
 def pool_of(loads: list[int], *, seed: int, policy=None, slots_of_task: int = 1) -> RoutingCore:
@@ -92,56 +82,12 @@ def test_with_a_key_it_does_as_well(loads, seed, keys):
     assert short.placed == general.placed == 0
 
 
-def test_a_key_goes_to_its_home_and_is_left_to_the_general_way_if_that_is_full():
-    core = pool_of([0, 0, 0], seed=1)
-    home = core.place_keyed("echo", "k")
-    other = RoutedRequest(method="echo", key="k")
-    assert core.admit(other, 1.0)
-    assert home is other.worker
-    core.view.charge(home, 2)
-    assert core.place_keyed("echo", "k") is None, "it is full"
-    core.view.discharge(home, 2)
-    assert core.place_keyed("unknown", "k") is None
-    assert core.gone(home, 2.0)
-    second = core.place_keyed("echo", "k")
-    core.view.retire(second)
-    assert {home, second, core.place_keyed("echo", "k")} == {home, *core.view.workers.values()}
-    assert pool_of([0], seed=1, policy=PowerOfTwo()).place_keyed("echo", "k") is None
-
-
-def test_requests_of_a_key_that_wait_are_told_of_the_progress_of_others():
-    core = pool_of([4], seed=1)
-    waiting = RoutedRequest(method="echo", key="k")
-    assert not core.admit(waiting, 1.0)
-    core.progressed_on("echo", "k", 5.0)
-    core.progressed_on("echo", "other", 6.0)
-    assert core._progress == {waiting.queue: 5.0, (None, None, "other"): 6.0}
-
-
 def all_of(routed_request: RoutedRequest) -> dict[str, object]:
     return {name: getattr(routed_request, name) for name in dir(routed_request) if not name.startswith("__")}
 
 
 def loads_of(core: RoutingCore) -> list[tuple[int, int, int]]:
     return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
-
-
-@in_rows(
-    "core, plain",
-    [
-        (pool_of([0], seed=1, policy=PowerOfTwo()), True),
-        (pool_of([0], seed=1, policy=Sticky()), True),
-        (pool_of([0], seed=1, policy=Mine()), False),
-        (pool_of([4], seed=1), False),
-        (pool_of([], seed=1), False),
-        (pool_of([0], seed=1, slots_of_task=2), False),
-    ],
-)
-def test_what_is_not_plain_is_left_to_the_general_way(core: RoutingCore, plain: bool):
-    assert core.place_plain("unknown") is None
-    assert (core.place_plain("echo") is not None) == plain
-    core.connected = False
-    assert core.place_plain("echo") is None
 
 
 def test_nobody_is_overtaken_by_the_short_way():
@@ -192,20 +138,6 @@ async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(r
     assert counts(rig) == (3, 2)
 
 
-@pytest.mark.router(default_timeout_s=2.0)
-async def test_a_default_deadline_travels_with_every_call(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    await rig.client.call("images.echo", 1)
-    assert [frame[5] for frame in worker.heard] == [2000, 2000]
-
-
-async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    with deadline(loop_time() + 3):
-        await rig.client.call("images.echo", 1)
-    assert worker.heard[-1][5] == 3000
-
-
 async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> None:
     workers = [await rig.worker(name) for name in ("w1", "w2", "w3")]
     await rig.client.call("images.echo", 0)
@@ -227,50 +159,3 @@ async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> No
     at_home.behave = rejects(Reason.FULL, 1)
     assert (await keyed.call("images.echo", 3))[0] == home
     assert at_home.heard_of(RequestOp.TASK)[-1][9] == {**sent, "attempt": 2}
-
-
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "timeout_s": st.floats(0.1, 9),
-            "key": st.text(min_size=1),
-            "idempotent": st.booleans(),
-            "max_attempts": st.integers(1, 9),
-            "labels": st.dictionaries(st.text(), st.text()),
-            "submit": st.just(SubmitOptions(priority=1)),
-        },
-    ),
-    st.text(min_size=1),
-)
-def test_options_with_a_key_are_what_they_are_when_made_at_once(options, key):
-    short, general = CallOptions(**options).changed({"key": key}), CallOptions(**{**options, "key": key})
-    assert short == general and repr(short) == repr(general)
-    assert (short.short, short.plain) == (general.short, general.plain)
-
-
-@pytest.mark.parametrize("options", [{"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
-async def test_options_that_ask_for_something_are_not_plain(rig: Rig, options, monkeypatch) -> None:
-    await rig.known_worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
-    fast_path = rig.router._fast_path
-    with monkeypatch.context() as patch:
-        patch.setattr(fast_path, "launch", None)
-        assert await rig.router.call("images.echo", options=CallOptions(**options)) == ["w1", "echo"]
-    flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
-    assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
-
-
-async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_message(rig: Rig) -> None:
-    worker = await rig.known_worker(slots=50)
-    prompt, prompted = rig.bus.prompt, []
-    rig.bus.prompt = lambda publish: (prompted.append(publish), prompt(publish))
-    for number in range(5):
-        await rig.client.call("images.echo", number)
-    assert len(prompted) == 5
-    before = worker.messages
-    await asyncio.gather(*(rig.client.call("images.echo", number) for number in range(15)))
-    assert worker.messages == before + 1
-    assert len(prompted) == 5
-    await asyncio.sleep(1)
-    await rig.client.call("images.echo")
-    assert len(prompted) == 5  # nobody has just been answered

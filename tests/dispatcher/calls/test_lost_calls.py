@@ -140,15 +140,6 @@ async def test_what_a_frozen_worker_may_have_received_is_lost_as_soon_as_it_is_r
     assert lost.value.may_have_started and loop_time() - began_at < 0.1
 
 
-async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> None:
-    old, call, _ = await rig.held_call()
-    await old.die()
-    await rig.worker("w1", instance="w1-2", epoch=2)
-    with pytest.raises(WorkerLost):
-        await call
-    assert await rig.client.call("images.echo") == ["w1", "echo"]
-
-
 async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig) -> None:
     worker, call, task = await rig.held_call()
     key = rig.names.alive_key(worker.id)

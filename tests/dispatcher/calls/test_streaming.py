@@ -167,12 +167,6 @@ async def test_an_error_comes_after_the_items_before_it(rig: Rig) -> None:
     assert read == [1]
 
 
-async def test_a_refused_stream_is_tried_elsewhere(rig: Rig) -> None:
-    await rig.worker("w1", lambda _, f: [(AnswerOp.REJECTED, f[1], "draining")])
-    await rig.worker("w2", yields(3))
-    assert await collect(rig.client.stream("images.items")) == [0, 10, 20]
-
-
 async def test_a_worker_lost_in_the_middle_is_never_repeated(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     read: list[Any] = []

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.calls.call import CallOptions
-from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated
+from gangline.schemas.errors.base import DeadlineExceeded, Saturated
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.dispatcher.fakes import Rig, cancel_and_wait, silent, turns
@@ -91,13 +91,6 @@ async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) ->
     assert timeouts(rig) == 0
 
 
-async def test_arguments_that_cannot_be_sent_leave_no_deadline_behind(rig: Rig) -> None:
-    await rig.known_worker()
-    with pytest.raises(InvalidRequest):
-        await rig.client.options(timeout_s=1).call("images.echo", object())
-    assert timeouts(rig) == 0
-
-
 async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_general_way(rig: Rig) -> None:
     worker = await rig.known_worker(slots=200)
     fast_path, worker.behave = rig.router._fast_path, silent
@@ -113,13 +106,3 @@ async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_gene
     worker.answer(*((AnswerOp.OK, frame[1], None) for frame in worker.heard_of(RequestOp.TASK)[1:]))
     await turns()
     assert timeouts(rig) == 0
-
-
-async def test_closed_it_rings_for_nobody(rig: Rig) -> None:
-    fast_path = rig.router._fast_path
-    made = fast_path._new_timeouts(1.0)
-    assert made is not None and fast_path._timeouts == {1.0: made}
-    made.add(object(), loop_time() + 1)  # _expire would fail on it
-    fast_path.close()
-    await asyncio.sleep(2)
-    assert len(made) == 0 and fast_path._timeouts == {}

@@ -13,14 +13,13 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import GanglineError, NoCoordinator, NoWorkers
+from gangline.schemas.errors.base import NoCoordinator, NoWorkers
 from gangline.schemas.names import Operation, WorkerId
 from gangline.worker.service import Worker
 
-from ...processes import ForkServer
 from ...support.dispatcher.server_rig import ServerRig
 from ...waiting import PATIENCE_S, until, until_nobody_responds
-from .test_server import SERVER, make_pool, process
+from .test_server import make_pool
 
 pytestmark = pytest.mark.server
 
@@ -77,30 +76,6 @@ async def test_a_selection_whose_worker_has_gone_is_dispatched_elsewhere(site: W
         assert selection.worker == left
     with pytest.raises(NoWorkers, match="no worker"):
         await client.drain(str(gone.id))
-
-
-@pytest.mark.processes
-async def test_the_same_when_it_was_killed(nats_url: str, namespace: str, forks: ForkServer, site) -> None:
-    async with (
-        process(forks, SERVER, nats_url, namespace, "w1", says="serving") as one,
-        process(forks, SERVER, nats_url, namespace, "w2", says="serving") as two,
-    ):
-        processes = {"images.w1": one, "images.w2": two}
-        client = await site.connected()
-        async with client.choose_worker("images") as selection:
-            killed = next(each for each in await client.workers("images") if each.name == selection.worker)
-            processes.pop(selection.worker).kill()
-            await site.until_gone(WorkerId.parse(killed.name), killed.registration.channel)
-            assert await client.dispatch(selection, "nap", 0) == "done"
-
-
-async def test_a_call_to_a_pool_whose_workers_have_gone_is_known_not_to_have_started(site: WatchedRig) -> None:
-    worker, client = await site.serve("w1"), await site.connected()
-    assert await client.call("images.who") == "images.w1"
-    await site.kill(worker)
-    with pytest.raises(GanglineError) as caught:
-        await client.options(timeout_s=3).call("images.who")
-    assert not caught.value.may_have_started
 
 
 async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site: WatchedRig) -> None:

@@ -40,15 +40,6 @@ async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig
     assert rig.router.metrics.statistics()["requests"] == 1 + known
 
 
-async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
-    first = await rig.known_worker("w1")
-    first.behave = rejects(Reason.FULL)
-    await rig.worker("w2")
-    await turns(50)
-    async with rig.client.choose_worker("images") as selection:
-        assert selection.worker == "images.w2"
-
-
 @pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
 async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_time(rig: Rig, special) -> None:
     worker = await rig.known_worker()
@@ -71,18 +62,6 @@ async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1, "the token may still have the slot"
 
 
-async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.choose_worker("images") as selection:
-        assert selection.hold.charge is not None
-        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
-    rig.balanced()
-    async with rig.client.options(key="k").choose_worker("images") as selection:
-        worker.behave = refuses("task_failed", started=True)
-        with pytest.raises(errors.TaskFailed):
-            await rig.client.dispatch(selection, "echo", 1)
-
-
 async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_only(rig: Rig) -> None:
     worker = await rig.known_worker()
     worker.behave = lambda worker, frame: (
@@ -94,16 +73,6 @@ async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_
 
 
 # -- leases -------------------------------------------------------------------------------------------------------
-
-
-async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
-    worker = await rig.worker()
-    async with rig.client.lease("images", ttl_s=2) as lease:
-        before = lease.hold.trusted_until
-        await asyncio.sleep(0.3)
-        await lease.call("echo")
-        assert lease.hold.trusted_until > before
-        assert worker.heard_of(RequestOp.RENEW) == []
 
 
 async def test_a_failed_call_on_a_lease_is_counted_once_and_leaves_its_slot(rig: Rig) -> None:

@@ -16,19 +16,6 @@ from ...support.dispatcher.fakes import Rig, mute, silent, turns
 from ...waiting import loop_time
 
 
-async def test_a_lease_runs_many_tasks_on_one_worker_and_releases_once(rig: Rig) -> None:
-    await rig.worker("w1", slots=4)
-    await rig.worker("w2", slots=4)
-    async with rig.client.lease("images", slots=2, ttl_s=15) as lease:
-        assert lease.slots == 2 and rig.router.metrics.statistics()["reserved_slots"] == 2
-        results = await asyncio.gather(*(lease.call("echo", n) for n in range(10)))
-        assert {result[0] for result in results} == {lease.worker.partition(".")[2]}
-    holder = next(w for w in rig.workers if str(w.id) == lease.worker)
-    await turns()
-    assert len(holder.heard_of(RequestOp.TASK)) == 10
-    assert len(holder.heard_of(RequestOp.RELEASE)) == 1
-
-
 async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> None:
     worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=2) as lease:
@@ -61,20 +48,6 @@ async def test_a_lease_that_does_not_wait_says_busy(rig: Rig) -> None:
             await lease.call("heavy")
         first.cancel()
         await turns()
-
-
-async def test_a_cancelled_wait_for_a_slot_of_the_lease_takes_nothing(rig: Rig) -> None:
-    worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
-    async with rig.client.lease("images", slots=1) as lease:
-        first, second, third = (asyncio.ensure_future(lease.call("echo", n)) for n in range(3))
-        await worker.hears(RequestOp.TASK)
-        second.cancel()
-        worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[0][1], None))
-        tasks = await worker.hears(RequestOp.TASK, 2)
-        assert tasks[1][3] == [2]
-        worker.answer((AnswerOp.OK, tasks[1][1], None))
-        await asyncio.gather(first, third)
-        assert lease.used == 0
 
 
 async def test_a_lease_is_renewed_and_a_use_counts_as_a_renewal(rig: Rig) -> None:
@@ -158,12 +131,6 @@ async def test_reserves_obey_the_limits_of_waiting(rig: Rig) -> None:
     await asyncio.sleep(0.1)
     with pytest.raises(errors.QueueFull):
         async with rig.client.lease("images"):
-            pass
-
-
-async def test_reserving_in_an_empty_pool_is_no_workers(rig: Rig) -> None:
-    with pytest.raises(errors.NoWorkers):
-        async with rig.client.choose_worker("images"):
             pass
 
 

@@ -46,18 +46,3 @@ async def test_a_deadline_in_the_turn_in_which_a_slot_comes_back_gives_back_noth
     with pytest.raises(GanglineError, match="late"):
         await waiter
     assert (slots.used, slots.waiting) == (0, 0)
-
-
-async def test_the_slots_pass_over_one_that_gave_up_to_the_next() -> None:
-    slots = LeaseSlots(1, asyncio.get_running_loop())
-    user, next_user = routed_request(), routed_request()
-    assert slots.take_nowait(user)
-    first = asyncio.ensure_future(slots.take(routed_request(), None, LATE))
-    second = asyncio.ensure_future(slots.take(next_user, None, LATE))
-    await turns()
-    first.cancel()
-    slots.give(user)
-    await second
-    assert first.cancelled() and (slots.used, slots.waiting) == (1, 0)
-    slots.give(next_user)
-    assert slots.used == 0

@@ -121,18 +121,6 @@ async def test_holding_what_a_task_costs(rig: Rig) -> None:
 # -- cancellation at every await ----------------------------------------------------------------------------------
 
 
-async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
-    worker = await rig.worker(slots=1)
-    async with rig.client.choose_worker("images"):
-        entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
-        await turns()
-        assert rig.router.pools["images"].core.waiting == 1
-        entering.cancel()
-        await turns()
-        assert entering.cancelled()
-    assert len(worker.heard_of(RequestOp.RESERVE)) == 1
-
-
 async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig, known: bool) -> None:
     worker = await rig.worker(behave=mute(RequestOp.RESERVE), known=known)
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
@@ -142,23 +130,6 @@ async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig, known: bool) -
     assert worker.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], None]]
     worker.answer(worker.grant(reserve))  # too late; nobody takes it, and it is not released twice
     await turns()
-    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
-
-
-async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
-    entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
-    [reserve] = await worker.hears(RequestOp.RESERVE)
-    delivered = rig.router.exchange._take
-
-    def take(channel: Any, envelope: Any) -> None:
-        delivered(channel, envelope)
-        entering.cancel()  # its future has its result already
-
-    rig.router.exchange._take = take
-    worker.answer(worker.grant(reserve))
-    await turns()
-    assert entering.cancelled()
     assert len(worker.heard_of(RequestOp.RELEASE)) == 1
 
 

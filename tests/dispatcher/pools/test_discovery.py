@@ -15,19 +15,11 @@ from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, silent, turns
+from ...support.dispatcher.fakes import Rig, silent, turns
 
 
 def known(rig: Rig, pool: str = "images") -> dict[str, Any]:
     return dict(rig.router.pools[pool].core.view.workers)
-
-
-async def test_a_new_router_pulls_the_workers_that_are_there(rig: Rig) -> None:
-    await rig.worker("w1", node="n", zone="z", address="a:1", labels={"gpu": "yes"})
-    await rig.known_worker("w2")
-    worker = known(rig)["w1"]
-    assert (worker.node, worker.zone, worker.address, worker.labels) == ("n", "z", "a:1", {"gpu": "yes"})
-    assert set(known(rig)) == {"w1", "w2"}
 
 
 async def test_a_client_far_from_the_server_calls_at_once_though_workers_beat_fast(rig: Rig) -> None:
@@ -204,12 +196,6 @@ async def test_closing_while_a_pool_is_opened_ends_the_call(rig: Rig) -> None:
     rig.hub.storage_up = True
 
 
-async def test_two_calls_at_once_open_a_pool_once(rig: Rig) -> None:
-    await rig.worker(slots=10)
-    await asyncio.gather(*(rig.client.call("images.echo") for _ in range(10)))
-    assert rig.router.pools["images"].discovery.informer.pulls == 1
-
-
 async def test_a_cancelled_first_call_does_not_stop_the_opening_for_the_others(rig: Rig) -> None:
     await rig.worker()
     first = asyncio.ensure_future(rig.client.call("images.echo"))
@@ -217,16 +203,6 @@ async def test_a_cancelled_first_call_does_not_stop_the_opening_for_the_others(r
     await asyncio.sleep(0)
     first.cancel()
     assert await second == ["w1", "echo"]
-
-
-async def test_a_worker_of_another_pool_is_not_seen(rig: Rig) -> None:
-    await rig.worker("w1")
-    other = FakeWorker(rig, "w9", pool="sounds")
-    rig.workers.append(other)
-    await other.start()
-    await rig.client.call("images.echo")
-    assert set(known(rig)) == {"w1"}
-    assert await rig.client.options(pool="sounds").call("images.echo") == ["w9", "echo"]
 
 
 async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(rig: Rig, caplog: Any) -> None:

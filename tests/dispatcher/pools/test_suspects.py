@@ -13,7 +13,7 @@ from gangline.dispatcher.transport.exchange import RequestExchange
 from gangline.schemas.errors.base import WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, silent, turns
+from ...support.dispatcher.fakes import FakeWorker, Rig, turns
 from ...waiting import loop_time
 
 
@@ -39,36 +39,6 @@ async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
     assert known(rig, "w1") is before and before.eligible
     await answers(worker, "late, and right")
     assert await call == "late, and right"
-
-
-async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_again(rig: Rig) -> None:
-    await rig.known_worker()
-    before, told = known(rig, "w1"), []
-    rig.router.exchange.on_gap = lambda: told.append(before.eligible)
-    await asyncio.sleep(5.0)
-    assert not told
-    rig.hub.freeze()
-    await asyncio.sleep(5.0)
-    rig.hub.thaw()
-    await turns()
-    assert told == [False, False] and before.eligible  # when it was suspected, and when it was heard of again
-
-
-async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    (task,) = await worker.hears(RequestOp.TASK)
-    await asyncio.sleep(1.1)
-    rig.router.pools["images"].beat = lambda *_: True  # whatever else we hear of it
-    exchange, told = rig.router.exchange, []
-    exchange.on_gap = lambda: told.append(task[1] in exchange.flights)
-    await asyncio.sleep(1.5)
-    worker.answer((AnswerOp.OK, 999, None))
-    await turns()
-    assert not told, "it was heard of a moment ago"
-    known(rig, "w1").heard_at -= 2.5
-    await answers(worker, "late")
-    assert await call == "late" and told == [True]
 
 
 async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_lost(rig: Rig) -> None:

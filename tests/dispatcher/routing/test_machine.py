@@ -281,5 +281,5 @@ class CoreMachine(RuleBasedStateMachine):
             self.alive.remove(routed_request)
 
 
-CoreMachine.TestCase.settings = settings(max_examples=repetitions(20, whole=150), stateful_step_count=40, deadline=None)
+CoreMachine.TestCase.settings = settings(max_examples=repetitions(10, whole=75), stateful_step_count=40, deadline=None)
 TestCore = CoreMachine.TestCase

@@ -52,15 +52,6 @@ def test_calls_above_a_tenants_quota_wait_and_delay_nobody() -> None:
     core.check()
 
 
-def test_a_tenants_calls_keep_their_order_behind_its_quota() -> None:
-    core = core_of(a=8, quotas=parse_quotas(["lab:slots=3"]))
-    first, large, small = (routed_request(tenant="lab", slots=slots) for slots in (2, 3, 1))
-    assert [core.admit(each, 0.0) for each in (first, large, small)] == [True, False, False]
-    core.settle(first)
-    assert core.pump(0.0) == [Placed(large)]
-    core.check()
-
-
 def test_a_call_that_waited_too_long_for_its_quota_is_told_so() -> None:
     core = core_of(a=8, quotas=parse_quotas(["slots=1"]))
     requests, _ = of_tenants(core, "lab", "lab")
@@ -79,20 +70,6 @@ def fill(core: RoutingCore, name: str, *, own: bool = False) -> None:
     core.loaded(worker, Load(worker.total, 0, worker.total), 1, 0.0)
     if own:
         core.view.charge(worker, worker.total)
-
-
-def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
-    core = core_of(a=2)
-    old, young = routed_request(), routed_request()
-    assert core.admit(old, 0.0) and core.admit(young, 0.0)
-    core.settle(old)
-    fill(core, "a")
-    assert not core.again(old, TryOutcome.FULL, 0.0)
-    core.settle(young)
-    core.loaded(core.view.workers["a"], Load(1, 0, 2), 1, 0.0)  # room for one
-    assert not core.again(young, TryOutcome.UNSEEN, 0.0)
-    assert core.pump(0.0) == [Placed(old)]
-    core.check()
 
 
 def test_the_error_of_a_request_that_was_lost_and_found_no_room_afterwards_names_where_it_was_lost() -> None:
@@ -138,15 +115,6 @@ def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken(
     assert core.probes == 1
 
 
-def test_a_worker_that_is_full_of_our_own_is_not_probed() -> None:
-    core = core_of(a=2)
-    for _ in range(2):
-        assert core.admit(routed_request(), 0.0)
-    assert not core.admit(routed_request(), 0.0)
-    core.next_wake_s(0.0)
-    assert core.wake(10.0) == []
-
-
 def test_whoever_waits_is_told_when_the_method_is_gone() -> None:
     core = core_of(a=1)
     fill(core, "a")
@@ -190,18 +158,6 @@ def test_the_error_says_why_there_was_no_room() -> None:
     assert isinstance(core.give_up(unheard, "now"), errors.NoWorkers)
 
 
-def test_during_a_roll_out_a_new_task_does_not_hold_up_the_old_ones() -> None:
-    core = core_of(old=1, new=1)
-    record = Registration(
-        pool="p", worker="new", epoch=1, instance="i", slots=1, methods={**METHODS, "fresh": MethodInfo()}
-    )
-    core.registered(record, 9, 0.0)
-    fill(core, "new")
-    fresh = RoutedRequest(method="fresh")
-    assert not core.admit(fresh, 0.0)
-    assert core.admit(routed_request(), 0.0)
-
-
 def slots_of(number: int) -> RoutedRequest:
     return RoutedRequest(method=None, slots=number)
 
@@ -218,14 +174,6 @@ def test_more_slots_than_any_worker_has_are_refused_at_once_and_when_a_larger_on
     large = slots_of(99)
     assert core.admit(large, 1.0) and large.worker is core.view.workers["c"]
     core.check()
-
-
-def test_a_paused_worker_may_be_of_any_size() -> None:
-    core = core_of(a=1, b=0)
-    assert not core.admit(slots_of(99), 0.0)
-    core.loaded(core.view.workers["b"], Load(0, 0, 3), 1, 5.0)  # resized
-    [refused] = core.wake(5.0)
-    assert isinstance(refused, PlacementRefused) and isinstance(refused.error, errors.Saturated)
 
 
 def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
@@ -268,17 +216,6 @@ def test_what_has_less_time_left_than_its_task_needs_is_refused_and_the_next_one
     core.settle(fits)
     assert core.pump(4.0) == [Placed(endless)]
     core.check()
-
-
-def test_a_slot_is_reserved_whatever_time_is_left() -> None:
-    core = core_of(a=1)
-    core.usual.ended("echo", 2.0)
-    first = routed_request()
-    lease = routed_request(slots=1, deadline=4.1)
-    lease.asked_at = 0.0
-    assert core.admit(first, 0.0) and not core.admit(lease, 0.0)
-    core.settle(first)
-    assert core.pump(4.0) == [Placed(lease)]
 
 
 def test_what_would_wait_twice_as_long_as_it_can_is_refused_at_once() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.routing.policy import Candidates, PowerOfTwo, Sticky
+from gangline.dispatcher.routing.policy import Candidates, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.dispatcher.routing.worker_table import ANYWHERE, SAME_NODE, SAME_ZONE, WorkerEntry, WorkerTable
 from gangline.schemas.records.workers import MethodInfo, Registration
@@ -45,15 +45,6 @@ def test_load_is_plus_one_minus_one_and_absolute() -> None:
     view.loaded(worker, Load(0, 0, 4), 1, 2.0)
     assert worker.ongoing == 1  # what we have just sent is not in its answer yet
     view.check()
-
-
-def test_loads_of_an_older_epoch_change_nothing() -> None:
-    view = view_of(record("a", epoch=5))
-    worker = view.workers["a"]
-    view.loaded(worker, Load(4, 0, 4), 4, 1.0)
-    assert worker.ongoing == 0
-    view.loaded(worker, Load(4, 0, 4), 6, 1.0)
-    assert (worker.ongoing, worker.epoch) == (4, 6)
 
 
 def test_a_load_goes_stale_after_ten_seconds_and_leaves_our_own() -> None:
@@ -112,14 +103,6 @@ def test_silence_counts_only_while_we_could_hear() -> None:
     assert view.silent(3.1, 3.0) == [view.workers["a"]]
     view.forgive(5.0)
     assert view.silent(3.1, 3.0) == []
-
-
-def test_methods_are_counted_over_workers() -> None:
-    view = view_of(record("a"), record("b", methods={"echo": MethodInfo()}))
-    assert not view.uniform and view.serves("heavy")
-    view.remove(view.workers["a"])
-    assert view.uniform and not view.serves("heavy") and view.methods == ["echo"]
-    assert view.method("heavy") is None
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------
@@ -195,15 +178,6 @@ def test_a_request_for_many_slots_needs_them_free() -> None:
     view.loaded(view.workers["b"], Load(2, 0, 4), 1, 1.0)
     assert choose(view, method="heavy") is None
     assert choose(view, method="heavy", anyhow=True) is not None
-
-
-def test_those_that_turned_it_down_are_avoided() -> None:
-    view = view_of(record("a"), record("b"))
-    routed_request = RoutedRequest(method="echo")
-    routed_request.avoid = {view.workers["a"]}
-    candidates = Candidates(view, random.Random(1).random)
-    assert name(PowerOfTwo().choose(candidates.of(routed_request), routed_request)) == "b"
-    assert [name(worker) for worker in candidates.of(routed_request)] == ["b"]
 
 
 def test_a_key_has_one_home_that_moves_only_when_it_must() -> None:

@@ -72,7 +72,7 @@ def assert_at_rest(running: Cluster, client: Client) -> None:
     assert set(metrics._held_back.values()) <= {0} and metrics.statistics()["queue_size"] == 0
 
 
-@pytest.mark.parametrize("seed", range(repetitions(1, whole=8)))
+@pytest.mark.parametrize("seed", range(repetitions(1, whole=4)))
 async def test_whatever_changes_every_request_is_served_and_the_books_are_straight(seed: int) -> None:
     draws = random.Random(seed)
     running = cluster(

@@ -10,7 +10,6 @@ import pytest
 
 from gangline import errors
 from gangline.bus.port.bus import BucketSettings, KeyValue, StorageUnavailable
-from gangline.dispatcher.traffic.route_core import home_pool
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec
@@ -88,43 +87,11 @@ async def test_weights_decide_the_shares_and_changes_hold_at_once(rig: Rig) -> N
     assert sum(number for _, number in requests) == 1000
 
 
-async def test_a_route_that_is_deleted_leaves_the_endpoint_to_its_pool(rig: Rig) -> None:
-    await routed(rig, "v1", "e")
-    await set_route(rig, "e", None)
-    assert await call(rig) == "e"
-    assert "e" in rig.router._traffic.plain
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    assert await call(rig) == "v1"
-
-
-async def test_an_invalid_route_leaves_traffic_as_it_is(rig: Rig) -> None:
-    await routed(rig, "v1", "e")
-    await set_route(rig, "e", {"to": {"v1": 0}})
-    assert await call(rig) == "v1"
-    assert "add up to 0" in rig.client.statistics()["routes"]["refused"]["e"]
-
-
 async def test_who_names_a_pool_means_it_whatever_the_route_says(rig: Rig) -> None:
     await crew(rig, "v1", "e")
     await set_route(rig, "e", {"to": {"v1": 1}})
     assert await call(rig, pool="e") == "e"
     assert await call(rig, pool="v1") == "v1"
-    assert await call(rig) == "v1"
-
-
-async def test_a_key_keeps_its_pool_while_the_weights_do(rig: Rig) -> None:
-    await crew(rig, "v1", "v2")
-    await set_route(rig, "e", {"to": {"v1": 70, "v2": 30}})
-    for number in range(50):
-        key = f"user-{number}"
-        wanted = home_pool([("v1", 70), ("v2", 30)], key)
-        assert {await call(rig, key=key) for _ in range(3)} == {wanted}
-
-
-async def test_without_storage_the_last_known_routes_stay_in_force(rig: Rig) -> None:
-    await routed(rig, "v1", "e")
-    rig.hub.storage_down()
-    await asyncio.sleep(2)
     assert await call(rig) == "v1"
 
 
@@ -180,16 +147,6 @@ async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_
     await give_up(first, named)
 
 
-async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
-    _, first = await held(rig)
-    waiting = calls(rig, 3)
-    await turns()
-    await crew(rig, "v2")
-    await set_route(rig, "e", {"to": {"v1": 0, "v2": 1}})
-    assert await asyncio.gather(*waiting) == ["v2"] * 3
-    await give_up(first)
-
-
 async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new_one(rig: Rig) -> None:
     await crew(rig, "v2")
     old, asked = await held(rig)
@@ -224,26 +181,6 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
     assert not any(task.done() for task in tasks)
     await give_up(*tasks)
     assert rig.router.pools["v2"].core.waiting == 0
-
-
-async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
-    def streaming(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == RequestOp.TASK:
-            return [(AnswerOp.ITEM, frame[1], 0, worker.id.pool), (AnswerOp.END, frame[1], 1)]
-        return obedient(worker, frame)
-
-    old, first = await held(rig)
-
-    async def items() -> list[Any]:
-        return [item async for item in rig.client.stream("e.items")]
-
-    streamed = asyncio.ensure_future(items())
-    await turns()
-    await rig.worker("new", streaming, pool="v2")
-    await set_route(rig, "e", {"to": {"v2": 1}})
-    assert await streamed == ["v2"]
-    await give_up(first)
-    assert traffic(rig) in ({"inside": {}, "waiting": 0}, {"inside": {"v1": 1}, "waiting": 0})
 
 
 # -- pools without workers ----------------------------------------------------------------------------------------
@@ -372,6 +309,9 @@ async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
     await give_up(*tasks)
 
 
+# -- selections and leases ----------------------------------------------------------------------------------------
+
+
 async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
     await limited(rig, 1)
     tasks = calls(rig, 3)
@@ -379,9 +319,6 @@ async def test_closing_refuses_those_who_wait_for_a_limit(rig: Rig) -> None:
     await rig.client.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(result) for result in results} == {errors.ClosedError}
-
-
-# -- selections and leases ----------------------------------------------------------------------------------------
 
 
 async def test_selections_and_leases_follow_the_route_and_count_until_they_are_given_back(rig: Rig) -> None:
@@ -401,24 +338,6 @@ async def test_selections_and_leases_follow_the_route_and_count_until_they_are_g
             assert await rig.client.dispatch(selection, "e.echo") == "v1"
         assert traffic(rig)["inside"] == {"v1": 1}
     assert traffic(rig)["inside"] == {}
-
-
-async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
-    old = await rig.worker("w1", pool="v1", slots=1)
-    await set_route(rig, "e", {"to": {"v1": 1}})
-    async with rig.client.lease("e") as first:
-        old.load = None
-
-        async def lease() -> str:
-            async with rig.client.lease("e") as second:
-                return second.pool
-
-        waits = asyncio.ensure_future(lease())
-        await turns()
-        await crew(rig, "v2")
-        await set_route(rig, "e", {"to": {"v2": 1}})
-        assert await waits == "v2"
-        assert first.pool == "v1" and first.lost is None  # what is held stays
 
 
 # -- from a client ------------------------------------------------------------------------------------------------

@@ -44,14 +44,3 @@ async def test_calls_that_wait_for_a_gang_move_to_another_set_with_the_route(rig
     counted = Counter(gang for gang, _ in results)
     [moved] = rig.gangs("llm-b")
     assert counted[moved] == waiting
-
-
-@on_gang_rig("w1", "w2")
-async def test_an_endpoint_that_is_a_set_and_then_gets_a_route_follows_it(rig: GangRig) -> None:
-    await declared(rig, "llm")
-    assert (await rig.client.call("llm.who", "x"))[0] == 0  # rank 0 of a gang
-    await rig.client.set_route("llm", {"to": {"other": 1, "llm": 1}})
-    for _ in range(4):
-        assert (await rig.client.call("llm.who", "x"))[0] == 0  # nobody serves the other
-    await rig.client.delete_route("llm")
-    assert (await rig.client.call("llm.who", "x"))[0] == 0

@@ -13,7 +13,7 @@ from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, Message, Storage
 from gangline.dispatcher.traffic.table import FIRST_PULL_S, RouteTable
-from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
+from gangline.schemas.errors.base import Disconnected, Unavailable
 from gangline.schemas.names import Names
 from gangline.schemas.records.routes import RouteEvent, RouteRecord
 from gangline.schemas.wire import codec
@@ -71,14 +71,6 @@ async def rig_of(**settings: Any) -> AsyncIterator[FollowedTable]:
 @pytest.fixture
 async def rig(opened: contextlib.AsyncExitStack) -> FollowedTable:
     return await opened.enter_async_context(rig_of())
-
-
-async def test_without_a_bucket_every_endpoint_is_the_pool_of_its_name_and_none_is_made(rig: FollowedTable) -> None:
-    await rig.table.ready()
-    assert rig.table.pools("images") == {"images": 1.0}
-    assert rig.table.get("images") is None
-    assert rig.table.rules("images").max_running is None
-    assert rig.hub.store(NAMES.routes_bucket) is None
 
 
 async def test_who_is_told_to_makes_the_bucket_so_that_the_stock_cli_finds_it() -> None:
@@ -228,15 +220,6 @@ async def test_a_listener_that_raises_does_not_keep_others_from_hearing(rig: Fol
     end()
 
 
-async def test_a_stopped_table_says_so_and_stopping_is_idempotent(rig: FollowedTable) -> None:
-    await rig.table.stop()
-    await rig.table.stop()
-    with pytest.raises(ClosedError):
-        await rig.table.ready()
-    with pytest.raises(ClosedError):
-        rig.table.start()
-
-
 async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_is_there(rig: FollowedTable) -> None:
     await rig.put("resize", {"to": {"v1": 1}})
     await rig.table.ready()
@@ -248,13 +231,3 @@ async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_
     await rig.soon()
     assert rig.table.pools("resize") == {"v2": 1.0}
     assert rig.table._informer._lookups == {}
-
-
-async def test_a_write_that_storage_refused_is_not_looked_for_for_ever(rig: FollowedTable) -> None:
-    await rig.put("resize", {"to": {"v1": 1}})
-    await rig.table.ready()
-    pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", b"never stored")
-    await rig.soon()
-    assert set(rig.table._informer._lookups) == {"resize"}
-    await asyncio.sleep(2.5)
-    assert rig.table._informer._lookups == {} and rig.table.pools("resize") == {"v1": 1.0}

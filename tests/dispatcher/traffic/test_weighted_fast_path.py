@@ -11,7 +11,7 @@ import pytest
 
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.traffic.route_core import RouteCore
-from gangline.schemas.errors.base import DeadlineExceeded, PayloadTooLarge, TaskFailed, WorkerLost
+from gangline.schemas.errors.base import DeadlineExceeded, WorkerLost
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
@@ -64,28 +64,6 @@ async def test_with_and_without_a_key_nothing_else_is_asked(rig: Rig, by_key: bo
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
-async def test_limits_and_copies_are_left_to_the_general_path(rig: Rig, route: dict[str, object]) -> None:
-    await crew(rig, "copy")
-    await routed(rig, "v1", **route)
-    assert rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0) is None
-    assert await call(rig) == "v1"
-
-
-async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
-    (worker,) = await routed(rig, "v1")
-    worker.behave = silent
-    running = [asyncio.ensure_future(call(rig)) for _ in range(2)]
-    sent = (await worker.hears(RequestOp.TASK, 10))[-2:]
-    assert traffic(rig) == {"inside": {"v1": 2}, "waiting": 0}
-    worker.answer((AnswerOp.OK, sent[0][1], "v1"))
-    worker.answer((AnswerOp.ERROR, sent[1][1], "task_failed", "no", None, True))
-    assert await running[0] == "v1"
-    with pytest.raises(TaskFailed):
-        await running[1]
-    assert traffic(rig) == AT_REST
-
-
 @pytest.mark.parametrize("answer", [(AnswerOp.OK, "v1"), (AnswerOp.ERROR, "task_failed", "no", None, True)])
 async def test_a_call_cancelled_just_after_its_answer_is_not_counted(rig: Rig, answer: tuple[object, ...]) -> None:
     (worker,) = await routed(rig, "v1")
@@ -96,18 +74,6 @@ async def test_a_call_cancelled_just_after_its_answer_is_not_counted(rig: Rig, a
     worker.answer((answer[0], sent[1], *answer[1:]))
     await flight.future
     rig.router._fast_path.failed(flight, asyncio.CancelledError())
-    assert traffic(rig) == AT_REST
-
-
-async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
-    await routed(rig, "v1")
-    await turns()  # or it would be sent at once
-    fast_path = rig.router._fast_path
-    flight = fast_path.launch("e.echo", (1,), {}, CallOptions(), 0)
-    fast_path.failed(flight, asyncio.CancelledError())
-    assert traffic(rig) == AT_REST
-    with pytest.raises(PayloadTooLarge):
-        await rig.client.call("e.echo", b"x" * rig.hub.max_payload)
     assert traffic(rig) == AT_REST
 
 

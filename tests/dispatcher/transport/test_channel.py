@@ -9,7 +9,6 @@ import pytest
 
 from gangline.dispatcher.transport.channel import ChannelOwner, WorkerChannel
 from gangline.schemas.errors.base import Disconnected
-from gangline.schemas.wire.frames import decode_request
 
 
 class Line:
@@ -38,19 +37,3 @@ def test_a_doubt_that_cannot_be_sent_keeps_no_later_one_from_being_sent() -> Non
     channel.doubt(check, [1])
     assert (channel.checks, channel.doubted_to) == (1, 3)
     assert line.replies == ["answers.1"]
-
-
-def test_a_frame_that_was_taken_back_leaves_no_room_for_more_lists_than_a_worker_takes() -> None:
-    sent: list[bytes] = []
-    bus = SimpleNamespace(max_payload=1 << 20, publish=lambda _subject, data, reply: sent.append(data))
-    loop = SimpleNamespace(time=lambda: 1.0)
-    owner = SimpleNamespace(bus=bus, sender="s", in_flight=1_000_000, loop=loop, call_soon=lambda _: None)
-    worker = SimpleNamespace(id="images.w1", epoch=5)
-    channel = WorkerChannel(cast("ChannelOwner", owner), cast("Any", worker), 1, "token", "to", "answers")
-    picture = cast("Any", SimpleNamespace(id=1, outbound=None))
-    channel.send([1, 1, "show", [b"x" * 90_000], None, None, None, None, 0, None], picture)
-    assert channel.unsend(picture)
-    for number in range(100):
-        channel.send([1, 2 + number, "show", [[[]] * 1000], None, None, None, None, 0, None])
-    channel.flush()
-    assert sum(len(decode_request(data).frames) for data in sent) == 100

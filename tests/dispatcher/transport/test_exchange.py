@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Message, NotPermitted
-from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.transport import exchange as exchange_module
 from gangline.dispatcher.transport.channel import InFlightRequest
@@ -17,7 +16,6 @@ from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, give_up, obedient, silent, turns
-from ...waiting import loop_time
 
 
 async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
@@ -30,20 +28,6 @@ async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
     await worker.hears(RequestOp.TASK, 64 + 15)
     assert worker.messages - before == 4, "so few share a message"
     await give_up(*calls, *more)
-
-
-async def test_frames_without_an_answer_do_not_cut_a_message_in_two(rig: Rig) -> None:
-    """A dispatcher confirms the ends of many jobs in one turn, while few others are in flight."""
-    worker = await rig.worker(behave=silent, slots=100)
-    exchange = rig.client.router.exchange
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(RequestOp.TASK)
-    entry, before = next(iter(exchange.flights.values())).worker, worker.messages
-    for number in range(64):
-        exchange.post(entry, (RequestOp.ACK, "images", f"images.j{number}", number, 0, 1))
-    await worker.hears(RequestOp.ACK, 64)
-    assert worker.messages - before == 1, "nobody waits for the answers to the first half of them"
-    await give_up(call)
 
 
 async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) -> None:
@@ -150,34 +134,6 @@ async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_
         await client.close()
 
 
-async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
-    worker = await rig.known_worker(slots=100)
-    await asyncio.sleep(1)
-    before, half = worker.messages, b"x" * (rig.hub.max_payload // 2)
-    fast_path = rig.router._fast_path
-    first = fast_path.launch("images.echo", (half,), {}, CallOptions(), 0)
-    fast_path.failed(first, asyncio.CancelledError())
-    second = fast_path.launch("images.echo", (half,), {}, CallOptions(), 0)
-    third = fast_path.launch("images.echo", (b"x" * 1000,), {}, CallOptions(), 0)
-    assert (await second.future)[2] == (await third.future)[2] == ["w1", "echo"]
-    assert worker.messages - before == 1
-
-
-@pytest.mark.router(check_after_s=2.0)
-async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_rarely(rig: Rig) -> None:
-    worker = await rig.known_worker()
-    worker.behave = silent
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    asked_at: list[float] = []
-    began_at = loop_time()
-    for count in (1, 2, 3):
-        await worker.hears(RequestOp.CHECK, count)
-        asked_at.append(loop_time() - began_at)
-    first, second, third = asked_at
-    assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
-    await give_up(call)
-
-
 def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
     """As a process of its id that is in that epoch."""
     frames = [(AnswerOp.REJECTED, task, str(Reason.STALE))]
@@ -199,19 +155,6 @@ async def test_that_nothing_started_is_believed_only_of_the_process_that_was_ask
     worker.behave = obedient
     assert await rig.client.call("images.echo") == ["w1", "echo"]
     assert worker.epochs[-1] == 5, "its heartbeat says in which epoch it is"
-
-
-async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(rig: Rig) -> None:
-    worker = await rig.worker(behave=silent, epoch=5)
-    call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(RequestOp.TASK)
-    worker.epoch = 9
-    await worker.beat()
-    await asyncio.sleep(0.1)
-    worker.behave = obedient
-    rejects_as(worker, 9, task[1])
-    assert await call == ["w1", "echo"]
-    assert worker.epochs[-1] == 9
 
 
 async def test_what_came_between_two_absences_is_not_sent_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

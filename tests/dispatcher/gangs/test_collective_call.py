@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from gangline import errors
-from gangline.dispatcher.gangs.collective_call import Arguments, by_rank, run_on_all, same_for_all
+from gangline.dispatcher.gangs.collective_call import Arguments, run_on_all, same_for_all
 from gangline.dispatcher.gangs.members import Formation, copier
 from gangline.schemas.records.gangs import Seat
-
-from ...support.dispatcher.fakes import give_up
 
 
 def formation(size: int = 3) -> Formation:
@@ -45,10 +43,6 @@ async def run(ranks: Ranks, *, partial: bool = False) -> list[Any]:
     return await run_on_all(formation(), ranks.call, same_for_all(3, (), {}), partial=partial)
 
 
-async def test_results_come_by_rank():
-    assert await run(Ranks("a", "b", "c")) == ["a", "b", "c"]
-
-
 async def test_the_first_failure_cancels_the_others_and_keeps_what_was_done():
     ranks = Ranks("a", errors.TaskFailed("no luck"), None)
     with pytest.raises(errors.GangFailed) as caught:
@@ -74,26 +68,6 @@ async def test_deadlines_and_wrong_requests_are_raised_as_they_are():
 async def test_a_bug_is_no_failure_of_a_rank():
     with pytest.raises(ZeroDivisionError):
         await run(Ranks(None, ZeroDivisionError(), None))
-
-
-async def test_partial_waits_for_all_and_gives_errors_as_results():
-    lost = errors.WorkerLost("gone")
-    assert await run(Ranks("a", lost, "c"), partial=True) == ["a", lost, "c"]
-
-
-async def test_cancelling_cancels_every_rank_before_it_returns():
-    ranks = Ranks(None, None, None)
-    task = asyncio.ensure_future(run(ranks))
-    await asyncio.sleep(1)
-    await give_up(task)
-    assert task.cancelled() and sorted(ranks.cancelled) == [0, 1, 2]
-
-
-def test_arguments_by_rank():
-    assert by_rank(3, [("a", 1), {"b": 2}, []]) == [(("a", 1), {}), ((), {"b": 2}), ((), {})]
-    for wrong in ([()], "abc", [(), (), 7], None):
-        with pytest.raises(errors.InvalidArguments):
-            by_rank(3, wrong)  # type: ignore[arg-type]
 
 
 async def test_each_waiter_raises_an_error_of_its_own():

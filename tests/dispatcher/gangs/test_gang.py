@@ -459,31 +459,6 @@ async def test_a_worker_that_is_told_to_leave_twice_counts_as_a_restart_and_as_n
         assert torn.restarts == 0 and gang.restarts == reply.restarts == 1
 
 
-@on_gang_rig("w1", "w2", "w3")
-async def test_what_happens_to_the_gang_can_be_followed(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
-        await gang.ready()
-        events = gang.events()
-        rig.cut(worker_of(gang, 0))
-        kinds = []
-        async for event in events:
-            kinds.append(event.kind)
-            if event.kind is GangEventKind.FORMED:
-                break
-        assert kinds == [GangEventKind.TORN_DOWN, GangEventKind.RESTARTING, GangEventKind.FORMED]
-        assert event.generation == 2
-        rest = gang.events()
-        following = asyncio.ensure_future(_all(rest))
-        await asyncio.sleep(0)
-    assert [kind async for kind in rest] == []
-    heard = [kind for kind in await following if kind is not GangEventKind.READY]
-    assert heard in ([], [GangEventKind.TORN_DOWN], [GangEventKind.TORN_DOWN, GangEventKind.ENDED])
-
-
-async def _all(events: Any) -> list[GangEventKind]:
-    return [event.kind async for event in events]
-
-
 @on_gang_rig()
 async def test_a_gang_with_a_range_of_sizes_is_as_large_as_there_is_room_for_in_each_generation(rig: GangRig) -> None:
     for name in ("w1", "w2", "w3"):

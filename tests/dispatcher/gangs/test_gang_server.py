@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
-import sysconfig
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,10 @@ import pytest
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import GangImpossible, NoWorkers, WorkerLost
+from gangline.schemas.errors.base import GangImpossible
 from gangline.worker.gangs.collectives_core import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
 
 from ...processes import ForkedProcess, ForkServer
-from ...scale import repetitions
-from ...support.modules.gang_pool import words_of
 from ...waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -103,29 +99,8 @@ def started(path: Path, generation: int) -> set[int]:
     return {int(each.suffix[1:]) for each in path.parent.glob(f"{path.name}.{generation}.*")}
 
 
-def files() -> list[str]:
-    found = sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return found[:: repetitions(8, whole=1)]
-
-
-def standing(client: Client) -> list[str]:
-    """Gangs of sets, as the client knows them."""
-    return [gang for each in client.router.sets.statistics().values() for gang in each["gangs"]]
-
-
 def worker_of(member: Any) -> str:
     return str(member.worker.partition(".")[2])
-
-
-async def test_a_gang_counts_words_and_gathers_the_counts(site: GangProcesses) -> None:
-    async with site.connected("w1", "w2", "w3") as client:
-        paths = files()
-        async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
-            assert len({member.worker for member in gang.members}) == 3
-            results = await gang.options(timeout_s=PATIENCE_S).run("count_words", paths)
-        expected = words_of(paths)
-        assert results[0] == dict(expected)
-        assert results[1:] == [{"": sum(expected.values())}] * 3
 
 
 @pytest.mark.long
@@ -192,47 +167,3 @@ def test_plain_code_runs_gangs_too(site: GangProcesses) -> None:
             assert [event.kind for event in events][-1:] in ([], ["ended"], ["torn_down"])
         with pytest.raises(GangImpossible), client.gang(pool="train", size=3):
             pass
-
-
-async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: GangProcesses) -> None:
-    async with site.connected("w1", "w2", "w3") as client:
-        kv = await client.router.ledger()
-        for route in ("rank0", "all"):
-            record = {"gangs": 1, "gang": {"pool": "train", "size": 2, "strategy": "spread"}, "route": route}
-            await kv.put(f"gangset.{route}", json.dumps(record).encode())
-        patient = client.options(timeout_s=PATIENCE_S)
-
-        async def stand() -> bool:
-            return len(standing(client)) == 2
-
-        await client.router.sets.find("all", None)
-        await until(stand)
-        for route, expected in (("rank0", [0, 1]), ("all", [[0, 1], [1, 1]])):
-            async with patient.choose_worker(route) as selection:
-                assert shown(await patient.dispatch(selection, "where")) == expected
-            async with patient.lease(f"{route}.where") as lease:
-                assert shown(await lease.call("where")) == expected
-        async with patient.lease("all") as lease:
-            site.kill(worker_of(lease))
-            with pytest.raises(WorkerLost):
-                while True:  # it is lost as soon as that is known
-                    await lease.call("where")
-
-            async def lost() -> bool:
-                return lease.lost is not None
-
-            await until(lost)
-
-        async def next_generation() -> bool:
-            try:
-                async with patient.choose_worker("all") as selection:
-                    return shown(await patient.dispatch(selection, "where")) == [[0, 2], [1, 2]]
-            except NoWorkers:
-                return False  # it is being formed
-
-        await until(next_generation)
-
-
-def shown(found: list[Any]) -> list[Any]:
-    """Rank and generation of what `where` has answered."""
-    return [each[:2] for each in found] if isinstance(found[0], list) else found[:2]

@@ -9,7 +9,6 @@ import pytest
 
 from gangline import errors
 from gangline.bus.memory.faults import WriteOutcome
-from gangline.dispatcher.gangs import gang as gang_module
 from gangline.worker.pool.pool import Pool
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until
@@ -49,17 +48,6 @@ async def test_an_owner_that_cannot_renew_stops_trusting_before_the_gang_can_end
     with pytest.raises(errors.GangEnded):
         await gang.wait_formed()
     await gang.release()
-
-
-@on_gang_rig("w1")
-async def test_trust_comes_back_with_the_connection(rig: GangRig) -> None:
-    async with rig.client.gang(pool="train", size=2, ttl_s=30) as gang:
-        rig.hub.disconnect(rig.bus)
-        await asyncio.sleep(5)
-        rig.hub.reconnect(rig.bus)
-        await asyncio.sleep(1)
-        assert gang.lost is None
-        assert [result[0] for result in await gang.run("who")] == [0, 1]
 
 
 @on_gang_rig("w1", "w2")
@@ -194,23 +182,6 @@ async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangR
         with pytest.raises(errors.GangNotFormed) as caught:
             await run
         assert caught.value.may_have_started, "the first try did"
-
-
-@on_gang_rig("w1")
-async def test_partial_results_of_a_later_try_say_what_an_earlier_one_may_have_started(rig: GangRig) -> None:
-    tries: list[errors.GanglineError] = [
-        errors.GangRestarted("generation 1 was torn down", may_have_started=True),
-        errors.DeadlineExceeded("nothing was sent", may_have_started=False),
-    ]
-
-    async def fails(*_: Any, **__: Any) -> list[Any]:
-        return [tries.pop(0)]
-
-    async with rig.client.gang(pool="train", size=1) as gang:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gang_module, "run_on_all", fails)
-            (error,) = await gang.options(retries=1, partial=True).run("who")
-    assert isinstance(error, errors.DeadlineExceeded) and error.may_have_started, "the first try may have"
 
 
 class Deaf:

@@ -105,32 +105,6 @@ async def test_a_set_whose_calls_run_on_all_ranks_is_held_on_all_and_dispatched_
 
 
 @on_gang_rig()
-async def test_a_set_of_one_rank_answers_with_a_list_if_its_calls_run_on_all(rig: GangRig) -> None:
-    await rig.worker("w1")
-    await rig.stand("llm", gangs=1, gang={"pool": "train", "size": 1}, route="all")
-    async with rig.client.choose_worker("llm") as selection:
-        assert await rig.client.dispatch(selection, "who", "x") == [[0, 1, 1, "x"]]
-    async with rig.client.lease("llm") as lease:
-        assert await lease.call("who", "x") == [[0, 1, 1, "x"]]
-
-
-@on_gang_rig()
-async def test_all_or_nothing_a_rank_that_does_not_answer_leaves_nothing_held(rig: GangRig) -> None:
-    await two_of_one_slot(rig, route="all")
-    routed = rig.client.router.sets._sets["llm"]
-    (formation,) = routed._formations.values()
-    silent = formation.lines[1].seat.worker
-    rig.hub.partition(rig.buses[silent])
-    with pytest.raises(errors.GanglineError) as caught:
-        async with rig.client.options(timeout_s=1.5).choose_worker("llm"):
-            pass
-    assert caught.value.may_have_started is False
-    rig.hub.heal(rig.buses[silent])
-    await asyncio.sleep(4)
-    assert rig.subleases() == 0
-
-
-@on_gang_rig()
 async def test_cancelled_at_any_moment_while_choosing_nothing_stays_held(rig: GangRig) -> None:
     await two_of_one_slot(rig, route="all")
     for turns in range(40):
@@ -156,32 +130,6 @@ async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worke
         # Not idempotent: but it cannot have started, so it runs on the gang's next generation.
         rank, size, generation, word = await rig.client.options(timeout_s=60).dispatch(selection, "who", "x")
         assert (rank, size, word) == (0, 2, "x") and generation == 2
-
-
-@on_gang_rig("w1", "w2", "w3", "w4", no_workers_wait_s=30.0)
-async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_there(rig: GangRig) -> None:
-    await rig.stand("llm", gangs=2, gang=PAIR)
-    client = rig.client.options(timeout_s=60, key="session-7")
-    keys: list[str | None] = []
-    place = rig.client.router.sets._sets["llm"].pool.place
-    rig.client.router.sets._sets["llm"].pool.place = (  # type: ignore[method-assign]
-        lambda routed_request, *rest: keys.append(routed_request.key) or place(routed_request, *rest)  # type: ignore[func-returns-value]
-    )
-    for stream in (False, True):
-        async with client.choose_worker("llm") as selection:
-            chosen, gang = selection.worker, selection.gang
-            assert gang is not None
-            await rig.report(gang, 1, rig.client.router.sets._sets["llm"]._formations[gang].generation)
-            await until(lambda: selection.hold.trouble() is not None)
-            if stream:
-                items = [item async for item in rig.client.options(timeout_s=60).stream(selection, "count", 3)]
-                assert items == [[0, 0], [0, 1], [0, 2]]
-            else:
-                moved_to, _ = await rig.client.options(timeout_s=60).dispatch(selection, "slow", 0.0)
-                assert moved_to == selection.gang
-            assert (selection.gang, selection.worker) != (gang, chosen)
-        await rig.ready("llm", 2)
-    assert keys == ["session-7"] * 4, "the second choice had the key of the first"
 
 
 @on_gang_rig("w1", "w2", "w3")
@@ -275,36 +223,6 @@ async def test_an_endpoint_whose_route_leads_to_a_set_chooses_its_gangs(rig: Gan
     async with rig.client.lease("chat") as lease:
         assert await lease.call("chat.who", "x") == [0, 2, 1, "x"]
         assert await lease.call("who", "y") == [0, 2, 1, "y"]
-
-
-@on_gang_rig("w1", "w2", "w3", "w4")
-async def test_who_waits_for_a_gang_to_choose_moves_to_another_set_with_the_route(rig: GangRig) -> None:
-    for name in ("llm-a", "llm-b"):
-        await rig.declare(name, gangs=1, gang=PAIR)
-    await rig.client.router.sets.find("llm-a", None)
-    await until(lambda: all(rig.gangs(name) for name in ("llm-a", "llm-b")))
-    await rig.client.set_route("llm", {"to": {"llm-a": 1}})
-    async with rig.client.choose_worker("llm") as first:
-        waiting = asyncio.ensure_future(rig.client.options(timeout_s=60).choose_worker("llm").__aenter__())
-        await asyncio.sleep(1)
-        assert first.pool == "llm-a" and not waiting.done()
-        await rig.client.set_route("llm", {"to": {"llm-b": 1}})
-        second = await waiting
-        assert second.pool == "llm-b"
-        second.close()
-    for name in ("llm-a", "llm-b"):
-        await rig.settled(name)
-    assert rig.client.statistics()["routes"]["traffic"]["llm"] == {"inside": {}, "waiting": 0}
-
-
-@on_gang_rig("w1", "w2", "w3", "w4")
-async def test_who_chooses_often_uses_all_gangs(rig: GangRig) -> None:
-    await rig.stand("llm", gangs=4, gang=PAIR)
-    held = [rig.client.choose_worker("llm") for _ in range(4)]
-    chosen = [await each.__aenter__() for each in held]
-    assert {selection.gang for selection in chosen} == set(rig.gangs("llm"))
-    for each in held:
-        await each.__aexit__(None, None, None)
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------

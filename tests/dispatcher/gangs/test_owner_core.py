@@ -92,17 +92,6 @@ def test_trust_comes_back_with_a_late_answer():
 # -- generations --------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_goes_through_torn_down_and_formed():
-    core = formed()
-    [went] = core.told(event(GangEventKind.TORN_DOWN, 1, rank=3, reason="crashed"), 11.0)
-    assert isinstance(went, GenerationLost) and went.generation == 1
-    assert isinstance(went.error, errors.GangRestarted)
-    assert (went.error.generation, went.error.rank, went.error.reason) == (1, 3, "crashed")
-    assert core.told(event(GangEventKind.RESTARTING, 2), 12.0) == []
-    assert core.told(event(GangEventKind.FORMED, 2), 13.0) == [RenewOwnership()], "the members are in the answer"
-    assert core.answered(reply(2), 13.0, 13.1) == [GenerationFormed(reply=reply(2))]
-
-
 def test_the_answer_to_the_acquire_may_be_a_little_behind_the_event_that_says_the_same():
     core = OwnerCore("g", 15.0)
     assert core.told(event(GangEventKind.FORMED, 1), 10.0) == []
@@ -144,13 +133,6 @@ def test_answers_say_what_lost_events_would_have_said():
     assert isinstance(over, OwnershipEnded) and type(over.error) is errors.GangFailed
 
 
-def test_a_newer_generation_that_comes_without_a_word_replaces_the_one_before():
-    core = formed()
-    [came] = core.answered(reply(3), 11.0, 11.0)
-    assert isinstance(came, GenerationFormed) and isinstance(came.instead, errors.GangRestarted)
-    assert came.instead.generation == 1
-
-
 def test_lost_ranks_are_told_once_by_the_event_or_by_the_next_answer():
     core = formed()
     lost, asked = core.told(event(GangEventKind.MEMBER_LOST, 1, rank=2, lost=(2,), reason="worker_lost: w2"), 11.0)
@@ -190,14 +172,6 @@ def test_what_is_told_of_the_past_changes_nothing():
     assert core.told(event(GangEventKind.TORN_DOWN, 3), 14.0) == []
 
 
-def test_other_gangs_and_kinds_that_mean_nothing_to_an_owner_are_passed_over():
-    core = formed()
-    other = GangEvent(kind=GangEventKind.ENDED, gang="h", generation=1, size=1)
-    assert core.told(other, 11.0) == []
-    assert core.told(event(GangEventKind.RETIRING, 1), 11.0) == []
-    assert core.told(event(GangEventKind.RECOVERED, 1), 11.0) == [RenewOwnership()], "a new leader is told who owns it"
-
-
 @in_rows("error", [errors.GangEnded("over"), errors.UnknownGang("who?"), errors.NotOwner("no")])
 def test_some_refusals_are_final_but_not_before_the_first_members_came(error):
     core = OwnerCore("g", 15.0)
@@ -205,11 +179,6 @@ def test_some_refusals_are_final_but_not_before_the_first_members_came(error):
     core = formed()
     went, over = core.refused(error, 11.0)
     assert isinstance(went, GenerationLost) and over == OwnershipEnded(error=error)
-
-
-def test_a_refusal_of_any_other_kind_is_asked_again():
-    core = formed()
-    assert core.refused(errors.Unavailable("full"), 11.0) == [] and core.over is None
 
 
 kinds = st.sampled_from(list(GangEventKind))

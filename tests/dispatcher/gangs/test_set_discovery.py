@@ -11,7 +11,6 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry
 from gangline.dispatcher.gangs.set_registry import SetDiscovery
-from gangline.schemas.errors.base import Unavailable
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, GangState
@@ -112,15 +111,6 @@ async def test_a_pull_reads_sets_and_the_gangs_of_sets_alone(scene: SetLedger) -
     assert scene.diary.take() == [("declared", "llm", 3), ("seen", "llm-1", 1, "formed")]
 
 
-async def test_what_is_written_to_a_set_is_looked_up(scene: SetLedger) -> None:
-    await scene.declare("llm", gangs=2)
-    await turns()
-    assert scene.diary.take() == [("declared", "llm", 2)]
-    await scene.kv.delete(NAMES.gangset_key("llm"))
-    await turns()
-    assert scene.diary.take() == [("declared", "llm", None)]
-
-
 class LateLedger:
     """Storage that has what was written only when it was asked so often; a bus.port.key_value.KeyValue."""
 
@@ -198,17 +188,6 @@ async def test_what_is_missing_once_may_come_back_and_what_is_missing_twice_is_g
     scene.diary.take()
     await scene.feed.informer.refresh()
     assert ("vanished", "llm-1") in scene.diary.take()
-
-
-async def test_a_pull_that_fails_tells_nothing(scene: SetLedger) -> None:
-    await scene.declare("llm")
-    await scene.feed.informer.refresh()
-    scene.diary.take()
-    scene.hub.storage_down()
-    with pytest.raises(Unavailable):
-        await scene.feed.informer.refresh()
-    assert scene.diary.take() == []
-    scene.hub.storage_back()
 
 
 async def test_what_cannot_be_read_changes_nothing(scene: SetLedger, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,9 +15,9 @@ from gangline.bus.port.bus import Message, NoResponders
 from gangline.dispatcher.gateway.gateway import Gateway, GatewaySettings
 from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
-from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
-from ...support.dispatcher.fakes import Rig, obedient, rejects, silent, turns
+from ...support.dispatcher.fakes import Rig, obedient, silent, turns
 from ...support.rows import in_rows
 from ...waiting import loop_time
 
@@ -87,33 +87,6 @@ async def test_a_header_that_is_perhaps_misspelt_is_warned_of_once(rig: Rig) -> 
         "a call of images.echo has a header 'Gangline-Timout', which means nothing on a call and is ignored: "
         "did you mean 'Gangline-Timeout'?"
     )
-
-
-async def test_plain_calls_take_the_fast_path_and_are_retried_like_others(rig: Rig) -> None:
-    worker = await rig.worker(behave=rejects(Reason.FULL, 0))
-    async with gateway(rig) as made:
-        await ask(rig, "images.echo")  # finds the pool
-        general = made.router._observed_routed
-        made.router._observed_routed = None  # type: ignore[assignment, method-assign]
-        answer = await ask(rig, "images.echo", b'{"x": 1}')
-        assert (answer.headers or {})[headers.WORKER] == "images.w1"
-        made.router._observed_routed = general  # type: ignore[method-assign]
-        worker.behave = rejects(Reason.FULL, 1)
-        answer = await ask(rig, "images.echo", b'{"x": 2}')
-        assert (answer.headers or {})[headers.WORKER] == "images.w1"
-    assert [frame[4] for frame in worker.heard_of(RequestOp.TASK)] == [None, {"x": 1}, {"x": 2}, {"x": 2}]
-
-
-async def test_a_plain_call_needs_no_task(rig: Rig) -> None:
-    worker = await rig.worker(slots=10)
-    async with gateway(rig) as made:
-        await ask(rig, "images.echo")  # finds the pool
-        general, made._slow = made._slow, None  # type: ignore[assignment]
-        answers = await asyncio.gather(*(ask(rig, "images.echo", b"[%d]" % number) for number in range(10)))
-        assert [json.loads(answer.data) for answer in answers] == 10 * [["w1", "echo"]]
-        made._slow = general
-        assert made.statistics()["pending"] == 0
-    assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [None, *([number] for number in range(10))]
 
 
 async def test_a_result_that_cannot_be_sent_on_is_an_error_of_its_call_alone(rig: Rig) -> None:
@@ -250,14 +223,6 @@ async def test_a_drain_that_takes_too_long_ends_the_rest(rig: Rig) -> None:
         await served.drain(grace_s=1)
         assert error(await call) == "closed"
         await worker.hears(RequestOp.CANCEL)
-
-
-async def test_gateways_share_the_calls(rig: Rig) -> None:
-    await rig.worker(slots=100)
-    async with gateway(rig) as one, gateway(rig) as two:
-        await asyncio.gather(*(ask(rig, "images.echo") for _ in range(40)))
-        counts = [one.statistics()["requests"], two.statistics()["requests"]]
-    assert sum(counts) == 40 and min(counts) > 5  # type: ignore[call-overload, type-var]
 
 
 async def test_gateways_are_found_as_services(rig: Rig) -> None:

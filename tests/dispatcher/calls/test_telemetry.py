@@ -124,14 +124,6 @@ async def test_what_is_sampled_is_seen_whole_and_what_is_not_is_not_seen_at_all(
     }
 
 
-async def test_a_failed_call_marks_its_spans(spans: InMemorySpanExporter, rig: Rig) -> None:
-    async with Worker(pool_of(), bus=rig.hub.connect("w"), names=rig.names):
-        with pytest.raises(Exception, match="no"):
-            await rig.client.call("traced.fails")
-    errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
-    assert errors["gangline.call traced.fails"] == "task_failed"
-
-
 async def test_a_call_that_could_not_be_sent_has_its_span_too(spans: InMemorySpanExporter, rig: Rig) -> None:
     await rig.worker()
     with pytest.raises(InvalidRequest):
@@ -189,19 +181,6 @@ async def test_waits_after_a_refusal_are_counted(read: Read, rig: Rig) -> None:
     with pytest.raises((Saturated, DeadlineExceeded)):  # the last pause may end in the last millisecond
         await rig.client.options(timeout_s=2).call("backed.echo")
     assert read("gangline.router.backoffs")[rig.names.namespace, "backed"] >= 5
-
-
-async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemorySpanExporter, rig: Rig) -> None:
-    await rig.worker(pool="leased")
-    async with rig.client.lease("leased") as lease:
-        for _ in range(3):
-            await lease.call("echo")
-    assert read("gangline.router.requests")["leased", rig.names.namespace, "leased"] == 3
-    assert read("gangline.router.attempts")["leased", rig.names.namespace, "leased"] == 3
-    names = [span.name for span in spans.get_finished_spans()]
-    assert names.count("gangline.call leased.echo") == 3
-    traced = [frame[7] for frame in rig.workers[0].heard_of(RequestOp.TASK)]
-    assert all(traced) and len(set(traced)) == 3
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -13,7 +13,7 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import NoCoordinator, NoWorkers
+from gangline.schemas.errors.base import NoWorkers
 from gangline.schemas.names import Operation, WorkerId
 from gangline.worker.service import Worker
 
@@ -90,14 +90,6 @@ async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site: Wat
     # The same for callers who want to know at once that there is no gateway.
     assert (await bus.request(site.names.private(subject), timeout_s=PATIENCE_S)).data == b'"images.w2"'
     assert subject in site.seen and not any(seen.startswith("_GANGLINE.") for seen in site.seen)
-
-
-async def test_a_gang_that_is_asked_for_while_nobody_leads_is_refused_at_once(site: WatchedRig) -> None:
-    await site.serve("w1")
-    client = await site.connected()
-    with pytest.raises(NoCoordinator):
-        async with client.gang(pool="images", size=1):
-            pass
 
 
 async def dispatcher(site: WatchedRig, name: str) -> Dispatcher:

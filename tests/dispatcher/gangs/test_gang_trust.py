@@ -138,24 +138,6 @@ async def test_a_run_waits_for_the_tasks_of_the_one_before_that_take_their_time_
 
 
 @on_gang_rig()
-async def test_a_call_ends_by_its_deadline_also_when_its_member_is_in_doubt(rig: GangRig) -> None:
-    """What became of the whole gang is waited for no longer than the caller has time."""
-    await rig.worker("w1")
-    async with rig.client.gang(pool="train", size=1) as gang:
-        line = gang._newest.lines[0]
-
-        async def lost(*_: object) -> None:
-            await asyncio.sleep(0.5)
-            raise errors.WorkerLost("it seems to be gone", may_have_started=True)
-
-        line.call = lost  # type: ignore[method-assign, assignment]
-        began = loop_time()
-        with pytest.raises(errors.GanglineError):
-            await gang.options(timeout_s=1).run("who")
-        assert loop_time() - began < 1.1
-
-
-@on_gang_rig()
 async def test_a_run_that_fails_says_whether_any_rank_may_have_started(rig: GangRig) -> None:
     await rig.worker("w1")
     async with rig.client.gang(pool="train", size=2) as gang:

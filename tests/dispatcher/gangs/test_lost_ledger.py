@@ -9,9 +9,7 @@ import pytest
 from gangline.bus.memory.server import MemoryBus
 from gangline.coordinator.service import Coordinator
 
-from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until
-
-PAIR = {"pool": "train", "size": 2, "strategy": "spread"}
+from ...support.dispatcher.gang_rig import PAIR, GangRig, on_gang_rig, until
 
 
 def keys(rig: GangRig, folder: str) -> list[str]:
@@ -37,12 +35,8 @@ async def outage(rig: GangRig, away_s: float, late: str) -> None:
         rig.hub.reconnect(bus)
 
 
-@pytest.mark.parametrize(
-    "away_s", [6.0, *(pytest.param(away_s, marks=pytest.mark.long) for away_s in (0.2, 1.0, 1.6, 15.0))]
-)
-@pytest.mark.parametrize(
-    "late", ["nobody", "coordinator", *(pytest.param(who, marks=pytest.mark.long) for who in ("second", "w1"))]
-)
+@pytest.mark.parametrize("away_s", [6.0, *(pytest.param(away_s, marks=pytest.mark.long) for away_s in (0.2, 1.6))])
+@pytest.mark.parametrize("late", ["nobody", "coordinator", pytest.param("w1", marks=pytest.mark.long)])
 @on_gang_rig("w1", "w2")
 async def test_gangs_and_sets_outlive_a_server_that_loses_the_ledger(rig: GangRig, away_s: float, late: str) -> None:
     second = await standby(rig)

@@ -279,7 +279,7 @@ async def test_a_lease_outlives_its_time_to_live_and_ends_by_it_when_its_holder_
     await other.lease("llm", ttl_s=2).__aenter__()
     assert rig.subleases() == 2
     rig.hub.kill(other.router.bus)
-    await until(lambda: rig.subleases() == 0, 5)
+    await until(lambda: rig.subleases() == 0, within_s=5)
     assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
     await rig.settled("llm")
     await other.close()

@@ -181,17 +181,6 @@ async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
     assert sorted(events) == [("completed", "images.w1"), ("lost", "images.w1"), ("routed", "images.w1")]
 
 
-async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
-    began = loop_time()
-    with pytest.raises(errors.Saturated):
-        async with rig.client.options(timeout_s=2.3).choose_worker("images"):
-            pass
-    assert loop_time() - began == pytest.approx(2.3, abs=0.01)
-    await turns()
-    assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE))
-
-
 async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
     await rig.worker(behave=mute(RequestOp.RENEW))
     async with rig.client.lease("images", ttl_s=10) as lease:

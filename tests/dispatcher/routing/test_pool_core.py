@@ -14,7 +14,7 @@ from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, Rout
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.permissions.quotas import Quotas, parse_quotas
 from gangline.schemas.records.workers import MethodInfo, Registration
-from gangline.schemas.wire.frames import Load, LoadFlag
+from gangline.schemas.wire.frames import Load
 
 from ...support.rows import in_rows
 
@@ -101,20 +101,6 @@ def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: TryOut
     assert isinstance(error, errors.NoWorkers) and "can be reached" in error.message
 
 
-def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken() -> None:
-    core = core_of(a=1)
-    fill(core, "a")
-    waiting = routed_request()
-    assert not core.admit(waiting, 0.0)
-    delay = core.next_wake_s(0.0)
-    assert delay is not None and 0.0125 <= delay <= 0.025
-    core.accepted(routed_request(), 0.01)
-    assert core.wake(delay) == []  # others were just taken: their answers will say where there is room
-    assert core.next_wake_s(delay) is not None
-    assert core.wake(1.0) == [Placed(waiting)]
-    assert core.probes == 1
-
-
 def test_whoever_waits_is_told_when_the_method_is_gone() -> None:
     core = core_of(a=1)
     fill(core, "a")
@@ -142,20 +128,6 @@ def test_progress_of_its_class_makes_a_request_wait_longer() -> None:
         errors.Saturated,
         errors.Saturated,
     ]
-
-
-def test_the_error_says_why_there_was_no_room() -> None:
-    empty = core_of()
-    assert isinstance(empty.give_up(routed_request(), "now"), errors.NoWorkers)
-    core = core_of(a=1)
-    assert isinstance(core.give_up(routed_request(), "now"), errors.Saturated)
-    core.view.loaded(core.view.workers["a"], Load(0, 0, 1, LoadFlag.DRAINING), 1, 0.0)
-    assert isinstance(core.give_up(routed_request(), "now"), errors.Draining)
-    core = core_of(a=1)
-    core.view.unreachable(core.view.workers["a"])
-    unheard = routed_request()
-    unheard.fate = TryOutcome.UNHEARD
-    assert isinstance(core.give_up(unheard, "now"), errors.NoWorkers)
 
 
 def slots_of(number: int) -> RoutedRequest:

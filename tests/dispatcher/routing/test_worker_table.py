@@ -12,7 +12,7 @@ from gangline.dispatcher.routing.policy import Candidates, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.dispatcher.routing.worker_table import ANYWHERE, SAME_NODE, SAME_ZONE, WorkerEntry, WorkerTable
 from gangline.schemas.records.workers import MethodInfo, Registration
-from gangline.schemas.wire.frames import Load, LoadFlag
+from gangline.schemas.wire.frames import Load
 
 from ...work import lines_run
 
@@ -56,19 +56,6 @@ def test_a_load_goes_stale_after_ten_seconds_and_leaves_our_own() -> None:
     assert not view.age(109.9)
     assert view.age(110.1)
     assert worker.ongoing == 1 and view.has_room
-
-
-def test_draining_unreachable_and_removed_workers_are_not_open() -> None:
-    view = view_of(record("a"), record("b"), record("c"))
-    a, b, c = (view.workers[name] for name in "abc")
-    view.loaded(a, Load(0, 0, 4, LoadFlag.DRAINING), 1, 1.0)
-    view.unreachable(b)
-    view.remove(c)
-    assert not view.has_room
-    view.heard(b, 2.0)
-    assert view.has_room
-    view.remove(c)
-    view.check()
 
 
 def test_an_instance_whose_answers_came_first_is_the_worker_that_is_known() -> None:

@@ -22,17 +22,10 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
+from ...waiting import until as until
+
 PAIR: Final = {"pool": "train", "size": 2, "strategy": "spread"}
 """A gang of two workers."""
-
-
-async def until(condition: Callable[[], object], limit_s: float = 100.0) -> None:
-    """Wait for a condition that nothing signals; costs nothing on virtual time."""
-    for _ in range(int(limit_s / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 class Probe:

@@ -183,15 +183,6 @@ def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten()
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-def test_a_running_task_is_cancelled_through_its_worker():
-    world = world_running()
-    world.tell(on.Cancel, job="a")
-    assert world.run_of("a").stop is do.StopReason.CANCELLED
-    assert world.core.info("a").state is JobState.RUNNING
-    world.settle("a")
-    assert world.results == {"a": JobState.CANCELLED}
-
-
 def test_a_task_is_cancelled_wherever_it_waits():
     world = world_of(per_key=1)
     world.pool(largest=4, huge=9)
@@ -264,16 +255,6 @@ def test_one_that_does_not_stop_at_its_deadline_can_still_be_cancelled_and_is_an
     assert world.core.promised("a")
     world.settle("a")
     assert world.results == {"a": JobState.CANCELLED}
-
-
-def test_one_that_has_not_started_is_promised_to_be_cancelled_when_its_end_is_stored():
-    world = world_of()
-    world.arrive("a")
-    world.tell(on.Cancel, job="a")
-    assert not world.core.promised("a")
-    world.deliver()
-    assert world.core.promised("a")
-    assert world.core.info("a").state is JobState.CANCELLED
 
 
 # -- the window -------------------------------------------------------------------------------------------------------

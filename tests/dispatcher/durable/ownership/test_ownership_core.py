@@ -48,13 +48,6 @@ def test_a_queue_that_nobody_has_is_taken_once(life: Life) -> None:
     assert life.core.mine == {"images": "c1"} and life.takes() == []
 
 
-def test_a_queue_whose_holder_answers_is_left_alone_for_ever(life: Life) -> None:
-    life.listed(held_by("other"))
-    for _ in range(100):
-        assert life.takes() == []
-        life.core.alive("other", life.now)
-
-
 def test_two_pings_that_nobody_heard_in_a_row_mean_that_the_holder_is_dead(life: Life) -> None:
     life.listed(held_by("other"))
     assert life.tick() == [PingPeer(dispatcher="other")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gangline.dispatcher.durable.core import events as on
+from gangline.dispatcher.durable.core import introspection
 from gangline.schemas.errors.base import LeaseExpired, TaskFailed
-from gangline.schemas.limits import MAX_LINE_TASKS
 from gangline.schemas.records.jobs import JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
@@ -102,16 +102,17 @@ def test_a_job_behind_slots_is_told_what_runs_what_goes_before_it_and_how_long_e
     assert world.core.why("long").line is None, "it runs"
 
 
-def test_what_is_far_ahead_is_added_up():
+def test_what_is_far_ahead_is_added_up(monkeypatch):
+    monkeypatch.setattr(introspection, "MAX_LINE_TASKS", 20)
     world = world_of()
-    for number in range(MAX_LINE_TASKS + 50):
+    for number in range(40):
         world.arrive(f"j{number}", method=f"m{number % 2}", timeout_s=10.0, max_attempts=1)
     world.arrive("me")
     ahead = world.core.why("me").line.ahead
-    assert sum(each.count for each in ahead) == MAX_LINE_TASKS + 50 and len(ahead) <= MAX_LINE_TASKS + 2
+    assert sum(each.count for each in ahead) == 40 and len(ahead) <= 22
     assert {each.at_most_s for each in ahead} == {10.0}
     places = [each.once for each in ahead]
-    assert places == [True] * MAX_LINE_TASKS + [False] * (len(ahead) - MAX_LINE_TASKS), "those far back are in no order"
+    assert places == [True] * 20 + [False] * (len(ahead) - 20), "those far back are in no order"
 
 
 def test_of_an_unknown_pool_it_is_told_which_was_perhaps_meant_but_not_to_tenants():

@@ -135,8 +135,8 @@ def _away(seconds: float) -> Callable[[Cluster], Awaitable[None]]:
 
 @pytest.mark.parametrize(
     "lose",
-    [_deleted("tasks_stream"), _deleted("schedules_stream"), _purged, _away(0.05), _away(7.0)],
-    ids=["tasks deleted", "schedules deleted", "purged", "short outage", "outage"],
+    [_deleted("tasks_stream"), _deleted("schedules_stream"), _purged, _away(7.0)],
+    ids=["tasks deleted", "schedules deleted", "purged", "outage"],
 )
 async def test_a_schedule_that_the_server_loses_is_stored_again_and_runs(
     lose: Callable[[Cluster], Awaitable[None]], monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port.bus import StreamMessage
+from gangline.bus.port.bus import NoResponders, StreamMessage
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.messages.entry import read_message
 from gangline.dispatcher.durable.operations import QueueOperations
@@ -404,6 +404,33 @@ async def test_nothing_starts_again_when_the_server_falls_silent(site: Site, see
     site.hub.freeze()
     await asyncio.sleep(6.0 + seed / 10)
     site.hub.thaw()
+    for job in jobs:
+        assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
+
+
+@simulated()
+async def test_nothing_starts_again_of_a_worker_of_whom_nobody_but_the_ledger_hears(site: Site) -> None:
+    """As when two servers do not hear each other, and a third has the ledger: nobody listens there, it is said."""
+    away, _ = site.worker(slots=4), site.worker(slots=4)
+    node = site.dispatcher()
+    await site.taken()
+    jobs = [await site.submit("square", {"x": 2, "seconds": 20.0}) for _ in range(6)]
+    await site.eventually(lambda: len(site.starts) == 6)
+    pool = node.dispatcher.router.pools[site.pool]
+    beat, answered, request = pool.beat, pool.answered, node.bus.request
+    worker = pool.core.view.workers[away.name]
+
+    async def unheard(subject: str, *args: Any, **named: Any) -> Any:
+        if f".{away.name}." in subject:
+            raise NoResponders(f"nobody listens on {subject}")
+        return await request(subject, *args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "beat", lambda name, sign: name == away.name or beat(name, sign))
+        patch.setattr(pool, "answered", lambda who, *more: who is worker or answered(who, *more))
+        patch.setattr(node.bus, "request", unheard)
+        await asyncio.sleep(10.0)
+        assert not worker.eligible and worker.known
     for job in jobs:
         assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
 

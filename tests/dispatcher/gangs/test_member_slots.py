@@ -318,6 +318,9 @@ async def test_a_lease_whose_member_was_killed_is_lost_before_the_coordinator_sa
                 await lease.call("who")
             assert caught.value.may_have_started is False
         assert rig.coordinator.statistics().gangs.get("formed") == 2, "nobody has noticed it yet"
+        sets = rig.client.router.sets._sets.values()
+        assert any(each.suspected for each in sets)
+        await until(lambda: not any(each.suspected for each in sets))  # its record was looked up
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.routing.policy import Candidates, Sticky
+from gangline.dispatcher.routing.policy import Candidates, PowerOfTwo, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.dispatcher.routing.worker_table import ANYWHERE, SAME_NODE, SAME_ZONE, WorkerEntry, WorkerTable
 from gangline.schemas.records.workers import MethodInfo, Registration
@@ -165,6 +165,15 @@ def test_a_request_for_many_slots_needs_them_free() -> None:
     view.loaded(view.workers["b"], Load(2, 0, 4), 1, 1.0)
     assert choose(view, method="heavy") is None
     assert choose(view, method="heavy", anyhow=True) is not None
+
+
+def test_those_that_turned_it_down_are_avoided() -> None:
+    view = view_of(record("a"), record("b"))
+    routed_request = RoutedRequest(method="echo")
+    routed_request.avoid = {view.workers["a"]}
+    candidates = Candidates(view, random.Random(1).random)
+    assert name(PowerOfTwo().choose(candidates.of(routed_request), routed_request)) == "b"
+    assert [name(worker) for worker in candidates.of(routed_request)] == ["b"]
 
 
 def test_a_key_has_one_home_that_moves_only_when_it_must() -> None:

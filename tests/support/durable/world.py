@@ -23,6 +23,7 @@ from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.records.workers import TaskPolicy
 
 from .oracle import Oracle
+from .transcript import said_effect, said_event
 
 
 @dataclass
@@ -85,6 +86,7 @@ class World:
         self.leases: dict[str, list[int]] = {}
         """Free slots of each lease, by pool; a slot stays with its lease."""
         self.told: list[do.EmitJobEvent] = []
+        self.story: list[str] = []
         self.facts: dict[str, on.PoolSeen] = {}
         self.draw = 0.5
         self.ending: int | None = None
@@ -162,6 +164,7 @@ class World:
         for message in self.stream.values():
             message.delivered = 0
         self.runs = [run for run in self.runs if run.seq in self.stream]
+        self.story.append("----- the dispatcher dies; another takes over")
         self._boot()
 
     _deaf = False
@@ -173,11 +176,13 @@ class World:
             return []
         event = kind(now=self.now, wall=self.now, draw=self.draw, **fields)
         self.ending = event.seq if isinstance(event, on.AttemptEnded) else None
+        self.story.append(said_event(event))
         if isinstance(event, on.PoolSeen):
             self.facts[event.pool] = event
         self.oracle.event(event)
         effects = self.core.handle(event)
         for effect in effects:
+            self.story.append(said_effect(effect))
             self.oracle.effect(effect)
             self._carry_out(effect)
         if not self.core._state.unclear and not self.oracle.several:

@@ -72,6 +72,12 @@ def it_is_acknowledged_before_its_end_is_stored(original: Any, self: QueueCore, 
     self._state.settle(Ack(seq=task.seq, job=task.job, tried=False))
 
 
+@mutant(1, inside=True, instead_of=(QueueState, "settle"))
+def what_was_held_back_in_doubt_is_forgotten(self: QueueState, effect: Any, *told: Any) -> None:
+    if self.sure:
+        self.out.extend((effect, *told))
+
+
 @mutant(1, inside=True, instead_of=(QueueCore, "_wait"))
 def a_retry_is_never_woken(self: QueueCore, task: Task, until: float) -> None:
     if until > self._state.now:
@@ -121,6 +127,12 @@ def the_wait_begins_before_the_failure_is_noted(
         self._wait(task, task.ready_at)
 
 
+@mutant(3, around=(QueueCore, "_refused"))
+def what_started_nothing_counts(original: Any, self: QueueCore, task: Task) -> None:
+    task.attempts += 1
+    original(self, task)
+
+
 # -- law 4 ------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +167,32 @@ def the_rate_begins_with_a_full_bucket(
     self._tat = now
 
 
+@mutant(4, around=(StartScheduler, "limits_of"))
+def what_ran_before_the_declaration_changed_does_not_count_for_it(
+    original: Any, self: StartScheduler, task: Task
+) -> Any:
+    return original(self, task) if task.step in ADMITTED | {TaskStep.NEW, TaskStep.WAITING} else ()
+
+
+@mutant(4, instead_of=(KeyConcurrency, "_most"))
+def a_declared_limit_counts_those_in_line_only(self: KeyConcurrency, cap: Any) -> int:
+    limit = 1 << 62 if self.limit is None else self.limit
+    return limit if self.rate is None else min(limit, self.rate.allowed(self.now, self.now))
+
+
+@mutant(4, around=(StartScheduler, "_keep_rates"))
+def a_declared_rate_starts_anew_whenever_a_worker_comes_or_goes(original: Any, self: StartScheduler) -> None:
+    self._rates = {}
+    original(self)
+    for rate in self._rates.values():
+        rate._tat = self._state.now
+
+
+@mutant(4)
+def a_start_does_not_use_up_the_declared_rate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RateLimiter, "take", lambda self, now: None)
+
+
 @mutant(4)
 def nobody_is_woken_when_the_declared_rate_allows_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StartScheduler, "tick", lambda self: None)
@@ -164,6 +202,11 @@ def nobody_is_woken_when_the_declared_rate_allows_more(patch: pytest.MonkeyPatch
 def slots_of_all_leases_are_taken_together(patch: pytest.MonkeyPatch) -> None:
     original = PoolCredit.credit
     patch.setattr(PoolCredit, "credit", lambda self, free: original(self, (sum(free),)))
+
+
+@mutant(4, inside=True)
+def a_pools_limit_is_looked_at_only_when_it_is_set(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PoolCredit, "full", False)
 
 
 # -- laws 5 and 6 -----------------------------------------------------------------------------------------------------
@@ -194,6 +237,12 @@ def an_ordered_key_goes_by_priority(original: Any, self: StartScheduler, task: T
         self._demote(self.ordered_keys.start(task.key or "", task.seq))
 
 
+@mutant(5, inside=True, around=(QueueCore, "_wait"))
+def one_that_comes_back_goes_to_the_end_of_the_line(original: Any, self: QueueCore, task: Task, until: float) -> None:
+    task.place = (self._state.wall, task.seq)
+    original(self, task, until)
+
+
 @mutant(5, instead_of=(StartScheduler, "_first"))
 def the_first_pool_with_room_goes_first(self: StartScheduler) -> Any:
     for pool in self.pools:
@@ -206,6 +255,17 @@ def the_first_pool_with_room_goes_first(self: StartScheduler) -> Any:
 @mutant(6, inside=True)
 def a_head_that_does_not_fit_is_passed_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoolCredit, "_turn", lambda self, now, turn_s: 1)
+
+
+@mutant(5, inside=True, around=(KeyConcurrency, "stop"))
+def a_freed_key_is_not_passed_on(original: Any, self: KeyConcurrency, key: str, seq: int) -> StartChanges:
+    original(self, key, seq)
+    return StartChanges()
+
+
+@mutant(5, inside=True)
+def a_cancelled_candidate_keeps_its_place_in_the_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StartScheduler, "withdraw", lambda self, task: self._unline(task))
 
 
 # -- laws 7 to 9 -----------------------------------------------------------------------------------------------------
@@ -274,4 +334,4 @@ def test_each_law_has_a_planted_bug_in_the_quick_suite() -> None:
 
 
 def test_without_a_planted_bug_nothing_is_caught() -> None:
-    assert caught(range(SEEDS, SEEDS + repetitions(5, whole=25))) is None
+    assert caught(range(SEEDS, SEEDS + repetitions(10, whole=50))) is None

@@ -9,9 +9,36 @@ from gangline.schemas.errors.base import TaskFailed
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ....support.durable.world import World
-from ....support.durable.worlds import started, world_of
+from ....support.durable.worlds import started, world_of, world_running
 
 # -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_run_than_max_running():
+    world = world_of(8, max_running=3)
+    for _ in range(5):
+        world.arrive()
+    assert len(world.started) == 3
+    world.end("j1")
+    assert len(world.started) == 4
+
+
+def test_no_more_of_a_key_run_than_per_key_and_others_go_by():
+    world = world_of(8, per_key=2)
+    for number in range(4):
+        world.arrive(f"a{number}", key="a")
+    world.arrive("b0", key="b")
+    world.arrive("none")
+    assert started(world) == ["a0", "a1", "b0", "none"]
+    world.end("a1")
+    assert started(world)[-1] == "a2"
+
+
+def test_a_pools_limit_holds_whatever_credit_there_is():
+    world = world_of(8, limits={"e": 2})
+    for _ in range(4):
+        world.arrive()
+    assert len(world.started) == 2
 
 
 def test_a_rate_starts_empty_and_allows_its_burst_after_a_pause():
@@ -31,6 +58,16 @@ def test_a_rate_starts_empty_and_allows_its_burst_after_a_pause():
     for _ in range(3):
         world.arrive()
     assert len(world.started) == 11
+
+
+def test_a_burst_comes_at_once_after_a_pause():
+    world = world_of(8, rate_per_s=2.0, burst=3)
+    world.advance(10.0)
+    for _ in range(5):
+        world.arrive()
+    assert world.begun_at == [1010.0] * 3
+    world.advance(1.0)
+    assert world.begun_at[3:] == [1010.5, 1011.0]
 
 
 def test_a_paused_queue_starts_nothing_and_says_so():
@@ -95,6 +132,14 @@ def test_one_that_is_too_large_for_every_worker_stands_aside_and_dies_if_none_co
 # -- order ------------------------------------------------------------------------------------------------------------
 
 
+def test_priority_goes_first_then_age():
+    world = world_of()
+    for job, priority in (("low", -1), ("a", 0), ("b", 0), ("high", 1)):
+        world.arrive(job, priority=priority)
+    world.credit(4)
+    assert started(world) == ["high", "a", "b", "low"]
+
+
 def test_the_bound_of_starvation_is_the_difference_of_priorities_times_the_step():
     world = world_of()
     world.arrive("old")
@@ -103,6 +148,21 @@ def test_the_bound_of_starvation_is_the_difference_of_priorities_times_the_step(
     world.arrive("just after the bound", priority=3, published_at=world.now + 3 * step + 0.01)
     world.credit(3)
     assert started(world) == ["just before the bound", "old", "just after the bound"]
+
+
+def test_a_flood_of_high_priority_cannot_hold_up_a_low_one_for_longer_than_the_bound():
+    world = world_running("low")
+    world.settle("low")
+    world.arrive("busy", "low2")
+    begun = world.now
+    while "low2" not in started(world):
+        world.arrive(priority=1)
+        world.arrive(priority=1)
+        world.advance(0.5)
+        world.settle(next(run.job for run in world.runs if not run.ended))
+        assert world.now - begun < 60.0
+    # Those of the first 10 s go before it, which take 10 s more: two come for each that ends.
+    assert world.now - begun <= 2 * world.settings.age_step_s + 1.0
 
 
 def test_an_ordered_key_goes_by_sequence_whatever_the_priorities_and_through_retries():
@@ -191,6 +251,14 @@ def test_a_task_that_names_a_pool_that_its_endpoints_route_does_not_is_a_dead_le
     world.flush()
     assert not world.started
     assert world.dead == [("a", "unknown_endpoint")]
+
+
+def test_a_task_that_names_a_pool_of_the_route_waits_for_it_even_if_nothing_may_start():
+    world = world_of(paused=True, weights={"e": 1.0, "g": 0.0})
+    world.arrive("a", pool="g")
+    world.pool("g")
+    world.advance(100.0)
+    assert not world.dead
 
 
 def test_attempts_of_an_earlier_life_are_counted_on_and_do_not_count_as_tries():

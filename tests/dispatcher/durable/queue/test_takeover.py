@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.memory.connection import MemorySubscription
 from gangline.bus.port.bus import NoResponders, StreamMessage
 from gangline.dispatcher.durable.core import effects as do
-from gangline.dispatcher.durable.messages.entry import read_message
+from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
 from gangline.dispatcher.durable.operations import QueueOperations
 from gangline.dispatcher.durable.ownership.verifier import OwnershipProof
+from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
 from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.durable.queue import queue_runner as queue
 from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
@@ -27,7 +29,7 @@ from gangline.testing.loop import current_node
 from ....scale import repetitions
 from ....support.durable.site import DispatcherNode, Site, WorkerNode, simulate, simulated
 
-SEEDS = range(0, 10, 10 // repetitions(1, whole=2))
+SEEDS = range(0, 10, 10 // repetitions(1, whole=5))
 
 
 def long(*values: Any) -> Any:
@@ -106,6 +108,26 @@ async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_
         assert (await site.ended(long)).result == 81 and site.attempts(long) == [1]
 
 
+async def test_a_try_that_is_noted_after_the_takeover_is_removed_when_it_belongs_to_no_task() -> None:
+    async with Site(backoff_s=300.0, backoff_max_s=300.0) as site:
+        await site.serve()
+        ended = await site.submit("square", {"x": 1})
+        await site.ended(ended)
+        waiting = await site.submit("fail", {"times": 1})
+        await site.eventually(site.tries)
+        results = await site.streams.results()
+        [noted] = await results.entries(site.names.tries_of("work"))
+        late = TryRecord(job=ended, sequence=1, attempts=1, not_before=0.0)
+        again = TryRecord(job=waiting, sequence=1, attempts=1, not_before=0.0)
+        assert TryRecord.model_validate_json(noted.value).sequence == 2
+        await results.put(site.names.try_key("work", ended), late.model_dump_json().encode())
+        await results.put(noted.key, again.model_dump_json().encode())
+        await asyncio.sleep(70.0)
+        assert await site.tries() == [noted.key], "what stands under a living job is its own"
+        await site.ended(waiting, within_s=600.0)
+        assert not await site.tries()
+
+
 async def test_tries_that_somebody_wrote_for_jobs_that_cannot_be_stop_no_queue() -> None:
     async with Site() as site:
         results = await site.streams.results()
@@ -141,6 +163,27 @@ async def test_after_a_restart_of_everything_but_the_workers_nothing_is_started_
         assert (await site.ended(job)).result == 81 and site.attempts(job) == [1]
 
 
+@pytest.mark.parametrize("delay_s", [0.0, long(0.5), 1.0, long(1.1), long(1.2), long(2.0)])
+@simulated()
+async def test_a_job_can_be_cancelled_while_its_queue_changes_hands(site: Site, delay_s: float) -> None:
+    await _two(site)
+    jobs = [
+        await site.submit("square", {"x": 9, "seconds": 20.0}),
+        await site.submit("items", {"count": 200, "pause_s": 0.1}),
+    ]
+    await site.eventually(lambda: len(site.starts) == 2)
+    silent = site.worker()
+    await asyncio.sleep(1.0)
+    silent.freeze()  # so that it takes a while to know who runs what
+    site.holder().kill()
+    await asyncio.sleep(delay_s)
+    for job in jobs:
+        await site.eventually(lambda job=job: site.cancel(job))
+    for job in jobs:
+        assert (await site.ended(job)).state is JobState.CANCELLED
+        assert site.attempts(job) == [1]
+
+
 @pytest.mark.parametrize("recovering", [False, True])
 @simulated()
 async def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(site: Site, recovering: bool) -> None:
@@ -163,6 +206,26 @@ async def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(site: S
     assert site.attempts(job) == [1]
 
 
+async def test_what_is_cancelled_while_its_dispatcher_is_cut_off_is_not_started_when_that_is_back() -> None:
+    """Nobody else takes the queue over: whoever cancels finds no dispatcher, and leaves a record."""
+    async with Site() as site:
+        node = await site.serve(slots=1)
+        first = await site.running("square", {"x": 1, "seconds": 5.0})
+        waiting = [await site.submit("square", {"x": 2}) for _ in range(3)]
+        fails = await site.submit("fail", {"times": 5}, Gangline_Priority="-1000")
+        await asyncio.sleep(3.0)
+        async with site.client() as client:
+            site.hub.disconnect(node.bus)
+            assert await client.job(waiting[1], site.pool).cancel()
+            assert await client.job(fails, site.pool).cancel()
+            site.hub.reconnect(node.bus)
+            for job in (first, waiting[0], waiting[2]):
+                assert (await site.ended(job)).state is JobState.DONE
+            await site.empty()
+        assert (await site.ended(waiting[1])).state is JobState.CANCELLED
+        assert site.attempts(waiting[1]) == site.attempts(fails) == []
+
+
 async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -> None:
     async with Site() as site:
         site.worker(slots=1)
@@ -175,6 +238,19 @@ async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -
         assert site.attempts(second) == [] and await site.result(second) is None
         site.dispatcher()
         assert (await site.ended(second)).result == 9
+
+
+async def test_dispatchers_share_the_endpoints_and_a_newcomer_gets_some() -> None:
+    async with Site() as site:
+        nodes = [site.dispatcher()]
+        for number in range(6):
+            site.worker(pool=f"p{number}")
+        for most in (6, 3):
+            await site.eventually(lambda most=most: sorted(_shares(nodes)) == [most] * (6 // most))
+            nodes.append(site.dispatcher())
+        await site.eventually(lambda: sorted(_shares(nodes)) == [2, 2, 2])
+        assert len({name for node in nodes for name in node.dispatcher.queues}) == 6
+        assert (await site.ended(await site.submit("square", {"x": 3}, endpoint="p5"))).result == 9
 
 
 async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left_in_it() -> None:
@@ -206,7 +282,7 @@ async def test_a_newcomer_gets_queues_of_which_nothing_runs_before_those_that_wo
 
 async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that mistypes endpoints must not make the tasks of others wait for storage."""
-    count = 40
+    count = repetitions(40, whole=200)
     at_once, most = Counter[str](), Counter[str]()
 
     def slow(name: str, step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -252,6 +328,29 @@ async def test_the_levels_of_a_queue_go_with_it_and_not_with_the_next_search() -
         assert metrics.levels == ()
 
 
+async def test_a_queue_that_is_lost_ends_without_waiting_for_a_server_that_confirms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drop, dropped = QueueRunner.drop, list[float]()
+
+    async def noted(self: QueueRunner, *, delete: bool = False) -> None:
+        dropped.append(site.loop.time())
+        await drop(self, delete=delete)
+
+    async def unconfirmed(_: MemorySubscription) -> None:
+        await asyncio.sleep(5.0)
+
+    async with Site() as site:
+        await site.serve()
+        with monkeypatch.context() as patch:
+            patch.setattr(QueueRunner, "drop", noted)
+            patch.setattr(MemorySubscription, "drain", unconfirmed)
+            removed_at = await site.remove_consumer()
+            await site.eventually(lambda: bool(dropped))
+        assert dropped[0] - removed_at < 3.0
+        assert (await site.ended(await site.submit("square", {"x": 3}))).result == 9
+
+
 def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -283,7 +382,40 @@ def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start
     simulate(story())
 
 
-@pytest.mark.parametrize("how", ["killed", "frozen"])
+@simulated()
+async def test_results_of_jobs_that_ended_under_the_previous_dispatcher_are_told_at_once(site: Site) -> None:
+    """No message of theirs will come, nor any with a higher sequence; only an earlier task still runs."""
+    first = await site.serve()
+    async with site.client() as client:
+        await site.submit("square", {"x": 1, "seconds": 3600.0})
+        jobs = [await client.submit("work.square", 2) for _ in range(5)]
+        for job in jobs:
+            await site.ended(job.id)
+        await site.loop.spawn(first.name, first.dispatcher.stop())
+        site.dispatcher()
+        await site.taken()
+        await asyncio.sleep(2.0)
+        asked_at = site.loop.time()
+        assert await asyncio.gather(*(job.result() for job in jobs)) == [4] * 5
+        assert site.loop.time() - asked_at < 0.5
+
+
+@simulated(window_tasks=16)
+async def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatcher_has_fetched(site: Site) -> None:
+    first = await site.serve(slots=1)
+    await site.submit("square", {"x": 1, "seconds": 3600.0})
+    jobs = [await site.submit("square", {"x": 2}) for _ in range(50)]
+    first.kill()
+    site.dispatcher()
+    await site.taken()
+    async with site.client() as client:
+        for _ in range(25):  # from the moment in which it takes the queue
+            page = await client.jobs(states=["queued"], endpoint=site.pool, limit=1000)
+            assert [info.job for info in page.jobs] == jobs
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "frozen"])
 @simulated(window_tasks=16)
 async def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_that_it_is_not_known(
     site: Site, how: str
@@ -296,8 +428,10 @@ async def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_t
     async with site.client() as client:
         if how == "frozen":
             first.freeze()
-        else:
+        elif how == "killed":
             first.kill()
+        else:
+            site.loop.spawn(first.name, first.dispatcher.stop(), name="stop")
         told: list[bool] = []
         end = site.loop.time() + 8.0
         while site.loop.time() < end:
@@ -313,7 +447,7 @@ async def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_t
                 assert found == running or (found <= running and states.unanswered == (site.pool,))
             told.append(bool(page.unanswered))
             await asyncio.sleep(0.2)
-        assert not told[-1] and any(told)
+        assert not told[-1] and (any(told) or how == "stopped")
         if how == "frozen":
             first.thaw()
 
@@ -341,6 +475,10 @@ async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_
         assert tries == 2
 
 
+def _shares(nodes: list[DispatcherNode]) -> list[int]:
+    return [len(node.dispatcher.queues) for node in nodes]
+
+
 def kill_at_its_ack(patch: pytest.MonkeyPatch, site: Site, holder: DispatcherNode) -> None:
     """The dispatcher is gone when it is about to acknowledge a task that has ended."""
     carry_out = QueueEffectExecutor.carry_out
@@ -352,6 +490,23 @@ def kill_at_its_ack(patch: pytest.MonkeyPatch, site: Site, holder: DispatcherNod
             carry_out(self, effect)
 
     patch.setattr(QueueEffectExecutor, "carry_out", until_ack)
+
+
+@simulated()
+async def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_worker_has_forgotten_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        site.worker()
+    first = site.dispatcher()
+    kill_at_its_ack(monkeypatch, site, first)
+    job = await site.submit("square", {"x": 5})
+    assert (await site.ended(job)).result == 25
+    await asyncio.sleep(120.0)  # longer than workers remember
+    assert (await (await site.streams.tasks()).state()).messages == 1
+    site.dispatcher()
+    await site.empty()
+    assert site.attempts(job) == [1]
 
 
 @simulated()
@@ -369,6 +524,35 @@ async def test_a_letter_whose_task_nobody_acknowledged_is_replayed(site: Site, m
         await client.replay(job)
         record = await site.ended(job)
         await site.empty()
+    assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+    assert await site.dead() == []
+
+
+@simulated()
+async def test_a_letter_is_replayed_when_its_end_is_known_to_be_stored(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then that takes the replayed message for a repetition."""
+    persist = OutcomeStore.persist
+    site.worker()
+    site.dispatcher()
+
+    def slowly(self: OutcomeStore, endpoint: str, entry: QueuedMessage, effect: do.Persist, answer: Answer) -> None:
+        def later(error: GanglineError | None) -> None:
+            site.loop.call_later(0.7, answer, error)
+
+        slow = effect.kind is do.RecordKind.DEAD_LETTER
+        persist(self, endpoint, entry, effect, later if slow else answer)
+
+    monkeypatch.setattr(OutcomeStore, "persist", slowly)
+    job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+    assert (await site.ended(job)).state is JobState.DEAD
+    async with site.client() as client:
+        began_at = site.loop.time()
+        await client.replay(job)
+        assert 0.5 < site.loop.time() - began_at < 2.0
+    record = await site.ended(job)
+    await site.empty()
     assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
     assert await site.dead() == []
 
@@ -487,15 +671,20 @@ async def _started_again(site: Site, lost: WorkerNode, job: str) -> WorkerNode:
     return other
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["while its twin runs", "when its twin has ended"])
 @simulated()
-async def test_a_stream_on_a_worker_that_was_taken_for_lost_does_not_wait_for_a_reader_for_ever(site: Site) -> None:
+async def test_a_stream_on_a_worker_that_was_taken_for_lost_does_not_wait_for_a_reader_for_ever(
+    site: Site, ended: bool
+) -> None:
     lost = site.worker(slots=1)
     site.dispatcher()
     job = await site.running("items", {"count": 100, "pause_s": 0.1})
     other = await _started_again(site, lost, job)
+    if ended:
+        await site.ended(job)
     lost.thaw()
     await site.eventually(lambda: lost.worker.core.load.running == 0, within_s=5.0)
-    assert other.worker.core.load.running == 1
+    assert ended or other.worker.core.load.running == 1
     assert (await site.ended(job)).state is JobState.DONE
 
 
@@ -546,7 +735,7 @@ async def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_k
 
 @simulated()
 async def test_a_long_task_starts_once_with_default_settings(site: Site) -> None:
-    seconds = 50.0
+    seconds = float(repetitions(50, whole=200))
     for _ in range(2):
         site.worker()
     site.dispatcher()
@@ -587,6 +776,26 @@ async def test_calls_and_other_queues_get_their_share_of_workers_that_a_queue_ke
         assert seconds > 1.0 and (len(site.ends) - ended) / seconds > 0.9 * 40, "the queue went on meanwhile"
 
 
+@pytest.mark.parametrize("idle_s", [0.0, 30.0])
+@simulated()
+async def test_what_was_cancelled_while_the_owner_was_cut_off_does_not_run_also_if_it_had_nothing_to_do(
+    site: Site, idle_s: float
+) -> None:
+    node = await site.serve()
+    await site.ended(await site.submit("square", {"x": 1}))
+    await asyncio.sleep(idle_s)
+    site.hub.split(lambda name: name == node.bus.name).notice()
+    await asyncio.sleep(1.0)
+    jobs = [await site.submit("square", {"x": x}) for x in range(3)]
+    async with site.client() as client:
+        for job in jobs[:2]:
+            assert await client.job(job, site.pool).cancel()
+        site.hub.mend()
+        await site.ended(jobs[2])
+        await asyncio.sleep(3.0)
+    assert len(site.starts) == 2
+
+
 @pytest.mark.parametrize(("cut_s", "busy_s"), [(0.3, 8.0), long(1.0, 30.0), long(3.0, 8.0), (6.0, 30.0)])
 @simulated()
 async def test_what_waited_when_it_was_cancelled_behind_the_back_of_its_owner_does_not_run(
@@ -624,10 +833,45 @@ async def test_what_runs_when_it_is_cancelled_behind_the_back_of_its_owner_is_st
 
 
 @simulated()
-async def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(site: Site) -> None:
-    window = 16
+async def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_and_of_no_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    carry_out = QueueEffectExecutor.carry_out
+
+    def counted(self: QueueEffectExecutor, effect: do.Effect) -> None:
+        if isinstance(effect, do.LookUpResult):
+            looked.append(effect.seq)
+        carry_out(self, effect)
+
+    monkeypatch.setattr(QueueEffectExecutor, "carry_out", counted)
+    site.worker()
+    early = await site.submit("square", {"x": 1})
+    node = site.dispatcher()
+    await site.taken()
+    at_once = await site.submit("square", {"x": 2})
+    await asyncio.sleep(0.5)
+    late = [await site.submit("square", {"x": 3}) for _ in range(3)]
+    for job in (early, at_once, *late):
+        await site.ended(job)
+    assert looked == [1, 2]
+    node.freeze()
+    await site.submit("square", {"x": 4})
+    await asyncio.sleep(1.5)
+    node.thaw()
+    await asyncio.sleep(1.0)
+    await site.ended(await site.submit("square", {"x": 5}))
+    assert looked == [1, 2, 6, 7], "nothing was to do for so long that clients may have missed us"
+    await asyncio.sleep(0.5)
+    await site.ended(await site.submit("square", {"x": 6}))
+    assert looked == [1, 2, 6, 7]
+
+
+@pytest.mark.parametrize("window", [16, 1024])
+@simulated()
+async def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(site: Site, window: int) -> None:
     first = await site.serve(slots=4, window_tasks=window)
-    for _ in range(100):
+    for _ in range(130):
         await site.submit("square", {"x": 1, "seconds": 0.1})
     await asyncio.sleep(1.5)  # they were counted
     stream = await site.streams.tasks()

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections import Counter
 from pathlib import Path
 
 from gangline import Pool, current_task
 
 pool = Pool("train", slots=2)
-
-WORD = re.compile(r"[A-Za-z]+")
-
-
-def words_of(paths: list[str]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for path in paths:
-        found.update(WORD.findall(Path(path).read_text(errors="replace").lower()))
-    return found
-
-
-@pool.task
-def count_words(paths: list[str]) -> dict[str, int]:
-    """Each rank counts its share of the files, and every rank gets the sum."""
-    gang = current_task().gang
-    mine = words_of(paths[gang.rank :: gang.world_size])
-    total: Counter[str] = Counter()
-    for share in gang.all_gather_blocking(dict(mine)):
-        total.update(share)
-    return dict(total) if gang.rank == 0 else {"": sum(total.values())}
 
 
 @pool.task

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("flows")  # the flows are followed once
 _AT_MOST = {
     "plain call": {"files": 25, "functions": 104, "moves": 92},
     "call with key and metrics": {"files": 30, "functions": 170, "moves": 142},
-    "gang: granted, a death, restarted": {"files": 60, "functions": 459, "moves": 2_080},
+    "gang: granted, a death, restarted": {"files": 60, "functions": 460, "moves": 2_080},
     "submitted task: fails, retried, result": {"files": 72, "functions": 563, "moves": 910},
 }
 """Files: the bars of CONTRIBUTING.md. Functions and moves: a little above what is there; lower them when a flow has

@@ -41,6 +41,7 @@ async def test_nothing_is_written_while_there_is_room_for_all() -> None:
     assert found.of_ideal > 0.99 and found.writes_per_s == 0
 
 
+@pytest.mark.long
 async def test_a_rate_over_several_workers_is_used_in_full() -> None:
     found = await imagine(Load(rate_per_s=50.0, hold_s=0.0, callers=32), SECONDS)
     assert 0.95 < found.of_ideal < 1.05

@@ -64,6 +64,7 @@ def test_an_empty_history_is_an_empty_list_and_a_hint(commands):
     assert (done.returncode, done.stdout) == (0, "") and "nothing was recorded" in done.stderr
 
 
+@pytest.mark.long
 def test_no_history_is_written_if_it_is_switched_off(commands):
     commands.start("coordinator").await_output(r"coordinator\.leads")
     until(lambda: "leader_elected" in kinds(commands), "there is a history")

@@ -74,6 +74,7 @@ async def test_callers_of_other_standing_gangs_see_nothing_of_a_dead_member(pati
     checked(await member_killed(patient_trial, watched_s=repetitions(1, whole=3)))
 
 
+@pytest.mark.long
 async def test_all_standing_gangs_are_replaced_without_a_failed_call(patient_trial: Trial) -> None:
     checked(await all_replaced(patient_trial))
 

@@ -247,6 +247,7 @@ async def test_a_ledger_that_went_with_its_server_is_made_again_and_workers_wait
     assert [line for line in await site.refused() if "STREAM.CREATE.KV_GANGLINE_LEDGER" not in line] == []
 
 
+@pytest.mark.long
 async def test_a_router_lists_thousands_of_keys(site: Site):
     operator = await site.bus("operator", storage_timeout_s=PATIENCE_S)
     router = await site.bus("router", storage_timeout_s=PATIENCE_S)

@@ -77,7 +77,14 @@ HISTORIES = {
 
 
 # Python 3.13 collects generators that crashed nodes of draw_listed_plan leave behind with warnings. No law is broken.
-LONG = {draw_listed_plan, draw_returned_plan, draw_shared_unit_plan, draw_unacknowledged_plan, draw_withdrawn_plan}
+LONG = {
+    draw_unheard_plan,
+    draw_listed_plan,
+    draw_returned_plan,
+    draw_shared_unit_plan,
+    draw_unacknowledged_plan,
+    draw_withdrawn_plan,
+}
 
 
 @pytest.mark.parametrize("draw", [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in HISTORIES])

@@ -164,6 +164,7 @@ async def test_a_set_without_a_gang_says_so(rig: GangRig) -> None:
 
 
 @on_gang_rig("w1", "w2", "w3", "w4", "w5")
+@pytest.mark.long
 async def test_a_member_killed_under_load_costs_only_what_ran_on_its_gangs(rig: GangRig) -> None:
     await rig.stand("llm", gangs=3, gang=PAIR)
     async with Load(rig, "llm.once", 0.2, callers=3) as load:

@@ -131,6 +131,7 @@ async def test_a_stream_that_fails_half_way_starts_over(client: Client) -> None:
 
 
 @on_images(slots=1)
+@pytest.mark.long
 async def test_a_key_given_again_long_after_is_still_the_same_job_while_that_waits(
     system: ImagesSystem, client: Client
 ) -> None:

@@ -363,6 +363,7 @@ def work_of(count: int, rounds: int = 30) -> float:
     return lines / rounds
 
 
+@pytest.mark.long
 def test_a_start_is_hardly_more_work_among_thousands_of_tasks_than_among_hundreds():
     few, many = work_of(500), work_of(4_000)
     assert few > 100 and many < 2 * few, (few, many)

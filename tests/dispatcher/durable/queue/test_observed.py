@@ -59,6 +59,7 @@ async def test_numbers_tell_what_became_of_tasks(read: Callable[[str], Reading])
         assert node.dispatcher.metrics.statistics()["dead"] == 2
 
 
+@pytest.mark.long
 async def test_delayed_tasks_and_schedules_are_counted(read: Callable[[str], Reading]) -> None:
     async with Site(pool="later") as site:
         site.worker()

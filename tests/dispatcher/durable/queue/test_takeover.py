@@ -108,6 +108,7 @@ async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_
         assert (await site.ended(long)).result == 81 and site.attempts(long) == [1]
 
 
+@pytest.mark.long
 async def test_a_try_that_is_noted_after_the_takeover_is_removed_when_it_belongs_to_no_task() -> None:
     async with Site(backoff_s=300.0, backoff_max_s=300.0) as site:
         await site.serve()
@@ -240,6 +241,7 @@ async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -
         assert (await site.ended(second)).result == 9
 
 
+@pytest.mark.long
 async def test_dispatchers_share_the_endpoints_and_a_newcomer_gets_some() -> None:
     async with Site() as site:
         nodes = [site.dispatcher()]
@@ -267,6 +269,7 @@ async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left
         assert (await site.ended(again)).reason == "unknown_endpoint"
 
 
+@pytest.mark.long
 async def test_a_newcomer_gets_queues_of_which_nothing_runs_before_those_that_work() -> None:
     async with Site() as site:
         first = site.dispatcher()
@@ -280,6 +283,7 @@ async def test_a_newcomer_gets_queues_of_which_nothing_runs_before_those_that_wo
         assert sorted(first.dispatcher.queues) == ["p0", "p1", "p2"]
 
 
+@pytest.mark.long
 async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that mistypes endpoints must not make the tasks of others wait for storage."""
     count = repetitions(40, whole=200)
@@ -417,6 +421,7 @@ async def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatch
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "frozen"])
 @simulated(window_tasks=16)
+@pytest.mark.long
 async def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_that_it_is_not_known(
     site: Site, how: str
 ) -> None:
@@ -689,6 +694,7 @@ async def test_a_stream_on_a_worker_that_was_taken_for_lost_does_not_wait_for_a_
 
 
 @simulated()
+@pytest.mark.long
 async def test_of_two_workers_with_one_attempt_the_next_owner_stops_one(site: Site) -> None:
     lost = site.worker(slots=1)
     site.dispatcher()
@@ -734,6 +740,7 @@ async def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_k
 
 
 @simulated()
+@pytest.mark.long
 async def test_a_long_task_starts_once_with_default_settings(site: Site) -> None:
     seconds = float(repetitions(50, whole=200))
     for _ in range(2):
@@ -869,6 +876,7 @@ async def test_results_are_looked_up_of_what_was_published_before_we_could_be_as
 
 @pytest.mark.parametrize("window", [16, 1024])
 @simulated()
+@pytest.mark.long
 async def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(site: Site, window: int) -> None:
     first = await site.serve(slots=4, window_tasks=window)
     for _ in range(130):
@@ -899,6 +907,7 @@ async def _publish_of_tenant(site: Site, method: str, body: str, **given: str) -
 
 @pytest.mark.parametrize(("given", "kill"), [({}, True), ({"Gangline_Job": "work.order-7"}, False)])
 @simulated()
+@pytest.mark.long
 async def test_a_tenants_task_that_a_dispatcher_of_an_earlier_version_started_is_attached_to(
     site: Site, given: dict[str, str], kill: bool
 ) -> None:
@@ -925,6 +934,7 @@ async def test_a_tenants_task_that_a_dispatcher_of_an_earlier_version_started_is
 
 
 @simulated(backoff_s=30.0)
+@pytest.mark.long
 async def test_failed_attempts_of_a_tenants_task_count_that_an_earlier_version_noted(site: Site) -> None:
     site.worker()
     with pytest.MonkeyPatch.context() as earlier:

@@ -134,7 +134,7 @@ def task_verdicts(show: TaskShow, facts: Facts, expected: Mapping[str, Squeezed]
         ),
         Verdict(
             f"the other dispatcher took over from the one that was killed: {show.pause_s:.1f} s without a result",
-            [] if show.pause_s else ["no result came after that"],
+            [] if show.taken_over else ["it did not take the queue"],
         ),
         Verdict(
             "the two tasks that must fail are dead letters, each with its reason, and nothing is left behind",

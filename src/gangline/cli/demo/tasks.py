@@ -103,7 +103,7 @@ class TaskShow:
     async def _kill_worker(self) -> None:
         def settled() -> bool:
             over = len(self.drive.done) + len(self.drive.failures) == len(self.requests)
-            return over or self._takes() > self._takes_before
+            return over or self.taken_over
 
         await holds_within(PATIENCE_S, settled, pause_s=0.05)
         await asyncio.sleep(SETTLED_S)
@@ -119,6 +119,11 @@ class TaskShow:
         self._dispatcher_died_at = await self.stage.kill(self._holder)
         self.dispatcher_killed = name
         self.screen.event(f"kill -9 {name}, which owns the queue. Running tasks continue, and are not started again.")
+
+    @property
+    def taken_over(self) -> bool:
+        """Whether the other dispatcher has taken the queue since the first one died."""
+        return self._takes() > self._takes_before
 
     def _takes(self) -> int:
         """How often the other dispatcher has taken over the queue of our pool so far."""

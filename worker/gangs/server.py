@@ -14,7 +14,7 @@ caller handles that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue
@@ -75,17 +75,17 @@ class FailureReporter:
         self._subject = names.gang_report(worker.pool, worker.worker)
         self._log = log
         self._sending: dict[_Key, asyncio.Task[None]] = {}
-        self._sent: dict[_Key, None] = {}
+        self._sent: dict[_Key, MemberReport] = {}
         """Latest last; limited in number."""
-        self._failures: dict[tuple[str, int], list[MemberReport]] = {}
-        """By gang and generation, latest last; limited in number."""
 
     def send(self, gang: str, generation: int, rank: int, cause: MemberCause, detail: str) -> bool:
         """Report to the coordinator. Returns at once; False if this was reported before."""
         key = (gang, generation, rank, cause is MemberCause.STARTED)
         if key in self._sent:
             return False
-        self._sent[key] = None
+        self._sent[key] = report = MemberReport(
+            gang=gang, generation=generation, rank=rank, cause=cause, detail=detail[:1000]
+        )
         if len(self._sent) > 10_000:
             del self._sent[next(iter(self._sent))]
         extra = {"gang": gang, "generation": generation, "rank": rank}
@@ -97,20 +97,16 @@ class FailureReporter:
                 "rank %d of gang %s (generation %d) %s: %s", rank, gang, generation, cause.value, detail,
                 extra={"action": "gang.member_failed", **extra},
             )  # fmt: skip
-        report = MemberReport(gang=gang, generation=generation, rank=rank, cause=cause, detail=detail[:1000])
-        if cause is not MemberCause.STARTED:
-            self._failures.setdefault((gang, generation), []).append(report)
-            if len(self._failures) > 10_000:
-                del self._failures[next(iter(self._failures))]
         self._send(key, report)
         return True
 
-    def repeat(self, gang: str, generation: int) -> None:
-        """The coordinator takes this generation for whole: send again what it was sent about failed members. Whoever
-        accepted that may have lost the leadership before it wrote anything."""
-        for report in self._failures.get((gang, generation), ()):
-            key = (gang, generation, report.rank, False)
-            if key not in self._sending:
+    def repeat(self, gang: str, generation: int, ranks: Iterable[int]) -> None:
+        """The coordinator takes these members for whole: send again what it was sent about failures. Whoever accepted
+        that may have lost the leadership before it wrote anything."""
+        for rank in ranks:
+            key = (gang, generation, rank, False)
+            report = self._sent.get(key)
+            if report is not None and key not in self._sending:
                 self._send(key, report)
 
     def _send(self, key: _Key, report: MemberReport) -> None:
@@ -123,8 +119,6 @@ class FailureReporter:
         for key, task in list(self._sending.items()):
             if key[0] == gang and key[1] <= generation:
                 task.cancel()
-        for known in [known for known in self._failures if known[0] == gang and known[1] <= generation]:
-            del self._failures[known]
 
     async def drained(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for reports in flight."""
@@ -404,8 +398,9 @@ class GangServer:
         request = parse_request(PingRequest, body)
         missing, unnamed = self._gangs.ping(request.gangs, self._driver.now())
         for gang, generation in request.gangs.items():
-            if gang not in missing:
-                self.reports.repeat(gang, generation)
+            member = self._gangs.members.get(gang)
+            if member is not None and member.generation == generation and not member.over:
+                self.reports.repeat(gang, generation, member.ranks)
         starting = {
             gang: generation
             for gang, generation in request.gangs.items()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...bus.rpc.requester import raise_if_error
 from ...schemas.errors.base import DeadlineExceeded, Unavailable
+from ...schemas.records.workers import LeaseRecord
 from ...schemas.wire import codec
 from ...testing.kit.journals import interrupted
-from ...testing.kit.processes import PATIENCE_S
+from ...testing.kit.processes import PATIENCE_S, holds_within
 from ..views.workers import leases_table, workers_table
 from .checks import Done
 from .pools import SLOTS
@@ -117,8 +118,14 @@ class Show:
 
     async def _show_ledger(self, held: int) -> None:
         """The ledger, the limiters and this router's gauge must agree."""
-        await asyncio.sleep(0.05)  # L6: a token is visible within 50 ms of its grant
-        leases = await self.client.leases(POOL)
+        leases: list[LeaseRecord] = []
+
+        async def recorded() -> bool:
+            leases[:] = await self.client.leases(POOL)
+            return sum(lease.slots for lease in leases) == held
+
+        # L6: a token is visible within 50 ms of its grant, which the simulator checks; this machine may be slower.
+        await holds_within(PATIENCE_S, recorded, pause_s=0.05)
         self.screen.show(leases_table(leases))
         stats = [await self.client.stats(f"{POOL}.{name}") for name in self.stage.workers]
         told = {
